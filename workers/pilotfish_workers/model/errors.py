@@ -1,25 +1,23 @@
 """Errors of the model layer.
 
-    PilotModelError
-    ├── ModelError       a model cannot be loaded or cannot be served exactly
-    ├── TextError        a tokenizer or chat template cannot do what was asked
-    └── BlockPoolError   the block pool was misused or its books do not balance (a bug)
+PilotfishError
+├── ModelError       a model cannot be loaded or cannot be served exactly
+├── TextError        a tokenizer or chat template cannot do what was asked
+└── BlockPoolError   the block pool was misused or its books do not balance (a bug)
 """
 
-__all__ = ["BlockPoolError", "ModelError", "PilotModelError", "TextError"]
+from pilotfish_broker.errors import PilotfishError
+
+__all__ = ["BlockPoolError", "ModelError", "TextError"]
 
 
-class PilotModelError(Exception):
-    """Base class of everything that the model layer raises on purpose."""
-
-
-class ModelError(PilotModelError):
+class ModelError(PilotfishError):
     """A model cannot be loaded or served; the message says what to do about it."""
 
 
-class TextError(PilotModelError):
+class TextError(PilotfishError):
     """A text cannot be tokenized, or the model has no (working) chat template."""
 
 
-class BlockPoolError(PilotModelError):
+class BlockPoolError(PilotfishError):
     """Reference counts, free list and block tables disagree. This is always a bug."""

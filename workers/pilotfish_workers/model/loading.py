@@ -1,0 +1,143 @@
+"""From a folder or hub id to a transformers model, with errors that say what to do."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+
+from pilotfish_workers.model.errors import ModelError
+from pilotfish_workers.model.paged_attention import ATTENTION_NAME, register
+
+__all__ = [
+    "LoadedModel",
+    "context_length_of",
+    "eos_ids_of",
+    "load_config",
+    "load_model",
+    "resolve_device",
+    "resolve_dtype",
+]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A transformers model in evaluation mode and the folder that its files lie in."""
+
+    model: Any
+    folder: Path
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto | cpu | cuda[:n]` to a device that exists here, or `ModelError`."""
+    if device == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ModelError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:0")
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(number or 0)
+    if index >= count:
+        raise ModelError(
+            f"device {device!r} does not exist: torch sees {count} CUDA devices; use auto or cpu"
+        )
+    return torch.device("cuda", index)
+
+
+def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
+    """The dtype to run in. `auto` is the checkpoint's own, float32 for float16 on a CPU."""
+    if dtype != "auto":
+        if dtype not in _DTYPES:
+            raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(_DTYPES)}")
+        return _DTYPES[dtype]
+    stored = getattr(config, "dtype", None)
+    if isinstance(stored, str):
+        stored = getattr(torch, stored.removeprefix("torch."), None)
+    if not isinstance(stored, torch.dtype) or stored not in _DTYPES.values():
+        return torch.float32
+    if stored == torch.float16 and device.type == "cpu":
+        return torch.float32  # a CPU computes float16 slowly and with more error
+    return stored
+
+
+def load_config(path: str) -> Any:
+    """The model's configuration, without running any code that comes with it."""
+    _check_exists(path)
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot load the model {path!r}: {_first_line(error)}") from error
+
+
+def load_model(path: str, config: Any, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """The model with our attention chosen, on `device`, in evaluation mode."""
+    register()
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        folder = Path(str(cached_file(path, "config.json"))).parent
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"cannot load the model {path!r}: {_first_line(error)}") from error
+    try:
+        model = model.to(device).eval().requires_grad_(False)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{path!r} does not fit into the memory of {device}: use another device or dtype"
+        ) from error
+    return LoadedModel(model, folder)
+
+
+def eos_ids_of(model: Any) -> tuple[int, ...]:
+    """Ids that end an output: the generation configuration's, else the model's own.
+
+    The same precedence as transformers' `generate`, so that outputs end where its do.
+    """
+    for source in (getattr(model, "generation_config", None), model.config):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            return tuple(sorted({value} if isinstance(value, int) else set(value)))
+    return ()
+
+
+def context_length_of(config: Any) -> int:
+    """Most tokens that the model was made for, or `ModelError`."""
+    for name in ("max_position_embeddings", "n_positions"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise ModelError(
+        f"the configuration of this {config.model_type} model names no max_position_embeddings"
+    )
+
+
+def _check_exists(path: str) -> None:
+    """Tell a folder that is missing from a hub id, which transformers' own message does not."""
+    looks_local = path.startswith((".", "~", os.sep)) or path.count("/") > 1
+    if Path(path).is_dir():
+        if not (Path(path) / "config.json").is_file():
+            raise ModelError(f"the folder {path!r} has no config.json, so it holds no model")
+    elif looks_local or Path(path).exists():
+        raise ModelError(f"there is no model folder {path!r}: check the path")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
