@@ -1,0 +1,88 @@
+"""Frames ↔ bytes: ``[format version, tag, field, …]`` in msgpack, frames one after another.
+
+The tag table is explicit and closed: no pickle, no class looked up by name, so that bytes from
+the network can only ever become one of five plain dataclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+
+from pilotfish_broker.errors import DecodeError
+from pilotfish_broker.messages import Close, Frame, Open, Proposal, Sync, Verdict
+
+FORMAT_VERSION = 1
+MAX_ENTRY_BYTES = 16 << 20
+
+TAGS: dict[int, type[Frame]] = {1: Open, 2: Proposal, 3: Verdict, 4: Sync, 5: Close}
+_TAG_OF = {kind: tag for tag, kind in TAGS.items()}
+_INTEGERS = {"epoch", "session", "base", "digest", "accepted", "token", "k"}
+_TEXTS = {"job", "inbox", "reason"}
+
+
+def encode(frame: Frame) -> bytes:
+    """One frame as bytes; the bytes of several frames may be joined into one entry."""
+    packed: bytes = msgpack.packb([FORMAT_VERSION, _TAG_OF[type(frame)], *_values(frame)])
+    return packed
+
+
+def _values(frame: Frame) -> tuple[Any, ...]:
+    return tuple(getattr(frame, name) for name in frame.__slots__)
+
+
+def encode_all(frames: Iterable[Frame]) -> bytes:
+    """Several frames as one inbox entry."""
+    return b"".join(map(encode, frames))
+
+
+def decode_all(raw: bytes) -> list[Frame]:
+    """The frames of one inbox entry.
+
+    Raises:
+        DecodeError: any part of it is no frame of this version; `raw` keeps the bytes.
+    """
+    if len(raw) > MAX_ENTRY_BYTES:
+        raise DecodeError(f"an entry of {len(raw)} bytes is too large", raw)
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_ENTRY_BYTES, strict_map_key=True)
+    unpacker.feed(raw)
+    frames: list[Frame] = []
+    try:
+        while unpacker.tell() < len(raw):
+            frames.append(_frame(unpacker.unpack(), raw))
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise DecodeError(f"not msgpack: {type(error).__name__}", raw) from error
+    return frames
+
+
+def _frame(parts: Any, raw: bytes) -> Frame:
+    if not isinstance(parts, list) or len(parts) < 2:
+        raise DecodeError("a frame is a list of version, tag and fields", raw)
+    version, tag, *values = parts
+    if version != FORMAT_VERSION:
+        raise DecodeError(f"format version {version!r}, this is {FORMAT_VERSION}", raw)
+    kind = TAGS.get(tag) if isinstance(tag, int) else None
+    if kind is None:
+        raise DecodeError(f"unknown tag {tag!r}", raw)
+    names = [item.name for item in fields(kind)]
+    if len(values) != len(names):
+        raise DecodeError(f"{kind.__name__} has {len(names)} fields, not {len(values)}", raw)
+    for name, value in zip(names, values, strict=True):
+        _check(kind.__name__, name, value, raw)
+    return kind(*values)
+
+
+def _check(kind: str, name: str, value: Any, raw: bytes) -> None:
+    if name in _INTEGERS:
+        right = type(value) is int and value >= 0
+    elif name in _TEXTS:
+        right = isinstance(value, str)
+    elif name == "tokens":
+        right = isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
+    else:
+        right = value is None or isinstance(value, list)
+    if not right:
+        raise DecodeError(f"{kind}.{name} is not of its type", raw)

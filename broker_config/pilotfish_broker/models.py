@@ -1,0 +1,81 @@
+"""Model records: what clients and draft workers know of a target, kept when workers leave."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgpack
+
+from pilotfish_broker.connection import Redis
+from pilotfish_broker.keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A served target.
+
+    Attributes:
+        context_length: most tokens of prompt and output together.
+        vocabulary_size: token ids are below it.
+        tokenizer: fingerprint of its tokenizer's vocabulary.
+        fingerprint: identity of weights and configuration.
+    """
+
+    name: str
+    context_length: int
+    vocabulary_size: int
+    tokenizer: str
+    fingerprint: str
+    family: str
+
+
+def write_model(client: Redis, keys: Keys, record: ModelRecord, vocabulary: list[str]) -> None:
+    """Publish a model record, and the vocabulary that names a first difference."""
+    packed = zlib.compress(msgpack.packb(vocabulary), 1)
+    pipeline = client.pipeline(transaction=True)
+    pipeline.hset(
+        keys.model(record.name),
+        mapping={
+            "context_length": record.context_length,
+            "vocabulary_size": record.vocabulary_size,
+            "tokenizer": record.tokenizer,
+            "fingerprint": record.fingerprint,
+            "family": record.family,
+        },
+    )
+    pipeline.set(keys.vocabulary(record.name), packed)
+    pipeline.sadd(keys.models, record.name)
+    pipeline.execute()
+
+
+def read_model(client: Redis, keys: Keys, name: str) -> ModelRecord | None:
+    """The record of a served name, or None where nobody ever served it."""
+    fields = {k.decode(): v.decode() for k, v in client.hgetall(keys.model(name)).items()}
+    if not fields:
+        return None
+    return ModelRecord(
+        name=name,
+        context_length=int(fields["context_length"]),
+        vocabulary_size=int(fields["vocabulary_size"]),
+        tokenizer=fields["tokenizer"],
+        fingerprint=fields["fingerprint"],
+        family=fields["family"],
+    )
+
+
+def read_vocabulary(client: Redis, keys: Keys, name: str) -> list[str] | None:
+    """Tokens of a served name by id, or None where there is no record."""
+    raw = client.get(keys.vocabulary(name))
+    if raw is None:
+        return None
+    tokens: list[str] = msgpack.unpackb(zlib.decompress(raw))
+    return tokens
+
+
+def list_models(client: Redis, keys: Keys) -> list[ModelRecord]:
+    """All names ever served, in alphabetical order."""
+    names: Iterable[bytes] = client.smembers(keys.models)
+    records = (read_model(client, keys, name.decode()) for name in sorted(names))
+    return [record for record in records if record is not None]
