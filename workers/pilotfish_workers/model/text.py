@@ -1,0 +1,125 @@
+"""The tokenizer side of a model: text and chat messages to ids, ids to text, vocabularies."""
+
+import functools
+import hashlib
+import json
+import re
+from typing import Any
+
+from tokenizers.decoders import ByteLevel
+from transformers import AutoTokenizer
+
+from pilotfish_workers.model.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    byte_alphabet,
+)
+from pilotfish_workers.model.errors import TextError
+
+__all__ = ["Detokenizer", "Text", "first_difference"]
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Text:
+    """The tokenizer of one model folder or hub id. No code that comes with it is run."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            self._vocabulary = _vocabulary_of(self._tokenizer)
+        except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+            raise TextError(f"cannot load the tokenizer of {path!r}: {error}") from error
+        added = self._tokenizer.added_tokens_decoder
+        self._special = frozenset(number for number, token in added.items() if token.special)
+        self._token_bytes = functools.cache(self._bytes_of)
+        self._alphabet = byte_alphabet()
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id, added tokens included."""
+        return len(self._vocabulary)
+
+    def vocabulary(self) -> list[str]:
+        """Every token by id; an id that stands for nothing is the empty string."""
+        return list(self._vocabulary)
+
+    def fingerprint(self) -> str:
+        """SHA-256, hexadecimal, of the vocabulary: equal for tokenizers with the same ids."""
+        return hashlib.sha256(json.dumps(self._vocabulary).encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the tokenizer adds by itself."""
+        try:
+            ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]
+        except (ValueError, TypeError, UnicodeError) as error:
+            raise TextError(f"cannot tokenize the prompt: {error}") from error
+        return ids
+
+    def chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation in the model's own template, up to where it answers.
+
+        `TextError` if the model has no template or the template refuses the messages.
+        """
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise TextError("this model has no chat template: send a prompt instead of messages")
+        try:
+            ids: list[int] = self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except Exception as error:  # a template is a program and may raise anything
+            raise TextError(f"the model's chat template failed: {error}") from error
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of `ids` without special tokens, spaces left as they are."""
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental decoder for one output."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if isinstance(getattr(backend, "decoder", None), ByteLevel):
+            return ByteDetokenizer(self._token_bytes)
+        return WindowDetokenizer(self.decode, self._is_hidden, self._is_byte)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        """What a byte-level decoder makes of one token."""
+        if self._is_hidden(token_id):
+            return b""
+        token = self._vocabulary[token_id]
+        if all(character in self._alphabet for character in token):
+            return bytes(self._alphabet[character] for character in token)
+        return token.encode()  # an added token stands for its own text
+
+    def _is_hidden(self, token_id: int) -> bool:
+        """Whether decoding skips the token: special ones, and ids that stand for nothing."""
+        is_known = 0 <= token_id < len(self._vocabulary) and self._vocabulary[token_id] != ""
+        return not is_known or token_id in self._special
+
+    def _is_byte(self, token_id: int) -> bool:
+        return _BYTE_TOKEN.fullmatch(self._vocabulary[token_id]) is not None
+
+
+def first_difference(a: list[str], b: list[str]) -> tuple[int, str | None, str | None] | None:
+    """First id at which two vocabularies differ, with both tokens; None if they are equal.
+
+    A token is None where that vocabulary has ended.
+    """
+    for number in range(max(len(a), len(b))):
+        left = a[number] if number < len(a) else None
+        right = b[number] if number < len(b) else None
+        if left != right:
+            return number, left, right
+    return None
+
+
+def _vocabulary_of(tokenizer: Any) -> list[str]:
+    by_token: dict[str, int] = tokenizer.get_vocab()
+    words = [""] * (max(by_token.values(), default=-1) + 1)
+    for token, number in by_token.items():
+        words[number] = token
+    return words
