@@ -6,6 +6,8 @@ the network can only ever become one of five plain dataclasses.
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -17,10 +19,13 @@ from pilotfish_broker.messages import Close, Frame, Open, Proposal, Sync, Verdic
 
 FORMAT_VERSION = 1
 MAX_ENTRY_BYTES = 16 << 20
+MAX_ITEMS = 1 << 20  # an array's head claims its length before a byte of it has arrived
+MAX_TOKEN = (1 << 31) - 1
+MAX_INTEGER = (1 << 63) - 1
 
 TAGS: dict[int, type[Frame]] = {1: Open, 2: Proposal, 3: Verdict, 4: Sync, 5: Close}
 _TAG_OF = {kind: tag for tag, kind in TAGS.items()}
-_INTEGERS = {"epoch", "session", "base", "digest", "accepted", "token", "k"}
+_INTEGERS = {"epoch", "session", "base", "digest", "accepted", "k"}
 _TEXTS = {"job", "inbox", "reason"}
 
 
@@ -47,7 +52,11 @@ def decode_all(raw: bytes) -> list[Frame]:
     """
     if len(raw) > MAX_ENTRY_BYTES:
         raise DecodeError(f"an entry of {len(raw)} bytes is too large", raw)
-    unpacker = msgpack.Unpacker(max_buffer_size=MAX_ENTRY_BYTES, strict_map_key=True)
+    unpacker = msgpack.Unpacker(
+        max_buffer_size=MAX_ENTRY_BYTES,
+        max_array_len=min(len(raw), MAX_ITEMS),
+        strict_map_key=True,
+    )
     unpacker.feed(raw)
     frames: list[Frame] = []
     try:
@@ -62,11 +71,11 @@ def _frame(parts: Any, raw: bytes) -> Frame:
     if not isinstance(parts, list) or len(parts) < 2:
         raise DecodeError("a frame is a list of version, tag and fields", raw)
     version, tag, *values = parts
-    if version != FORMAT_VERSION:
-        raise DecodeError(f"format version {version!r}, this is {FORMAT_VERSION}", raw)
-    kind = TAGS.get(tag) if isinstance(tag, int) else None
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise DecodeError(f"format version {reprlib.repr(version)}, this is {FORMAT_VERSION}", raw)
+    kind = TAGS.get(tag) if type(tag) is int else None
     if kind is None:
-        raise DecodeError(f"unknown tag {tag!r}", raw)
+        raise DecodeError(f"unknown tag {reprlib.repr(tag)}", raw)
     names = [item.name for item in fields(kind)]
     if len(values) != len(names):
         raise DecodeError(f"{kind.__name__} has {len(names)} fields, not {len(values)}", raw)
@@ -77,12 +86,30 @@ def _frame(parts: Any, raw: bytes) -> Frame:
 
 def _check(kind: str, name: str, value: Any, raw: bytes) -> None:
     if name in _INTEGERS:
-        right = type(value) is int and value >= 0
+        right = type(value) is int and 0 <= value <= MAX_INTEGER
+    elif name == "token":
+        right = _is_token(value)
     elif name in _TEXTS:
         right = isinstance(value, str)
     elif name == "tokens":
-        right = isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
+        right = isinstance(value, list) and all(map(_is_token, value))
     else:
-        right = value is None or isinstance(value, list)
+        right = value is None or (isinstance(value, list) and all(map(_is_law, value)))
     if not right:
         raise DecodeError(f"{kind}.{name} is not of its type", raw)
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_TOKEN
+
+
+def _is_law(value: Any) -> bool:
+    """Whether it is one sparse law: [[token id, probability], …]."""
+    return isinstance(value, list) and all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and _is_token(pair[0])
+        and type(pair[1]) is float
+        and 0 <= pair[1] < math.inf
+        for pair in value
+    )

@@ -26,7 +26,8 @@ class Open:
 class Proposal:
     """draft → verify. Drafted tokens that continue the prefix named by base and digest.
 
-    `q` holds, for rules that need it, one sparse law a token: [[id, probability], …].
+    `q` holds, for rules that need it, one sparse law a token: [[id, probability], …],
+    ids whole numbers and probabilities floats.
     """
 
     session: int
