@@ -81,6 +81,8 @@ class SamplingParams:
                 "leave it out or set it to 0 for greedy decoding",
                 field="temperature",
             )
+        # 0, 0.0 and -0.0 are one request, so they must be written alike
+        object.__setattr__(self, "temperature", 0.0)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest("ignore_eos must be true or false", field="ignore_eos")
         self._check_stop_token_ids()
@@ -166,8 +168,11 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
                 f"message {number} must have the texts 'role' and 'content' and nothing else",
                 field="messages",
             )
-        size += len(message["content"])
-        check_prompt(message["content"] or " ")
+        for key in ROLES_NEEDED:
+            check_prompt(message[key] or " ")
+            size += len(message[key].encode())
+        if not message["role"]:
+            raise InvalidRequest(f"message {number} has an empty role", field="messages")
     if size > MAX_PROMPT_BYTES:
         raise InvalidRequest(
             f"the messages are larger than {MAX_PROMPT_BYTES >> 20} MiB", field="messages"
@@ -199,7 +204,11 @@ class JobSpec:
             raise InvalidRequest(f"{self.model!r} is no model name", field="model")
         check_prompt(self.prompt)
         _whole("priority", self.priority, -100, 100)
-        if self.group and not MODEL_NAME.fullmatch(self.group):
+        if not isinstance(self.params, SamplingParams):
+            raise InvalidRequest("params must be SamplingParams", field="params")
+        if self.group != "" and not (
+            isinstance(self.group, str) and MODEL_NAME.fullmatch(self.group)
+        ):
             raise InvalidRequest(f"{self.group!r} is no group name", field="group")
 
     def to_bytes(self) -> bytes:
