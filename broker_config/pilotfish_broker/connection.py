@@ -56,9 +56,9 @@ def translated(url: str) -> Iterator[None]:
 
 
 def display(url: str) -> str:
-    """The URL without user and password, for messages and logs."""
+    """The URL without user, password and options, for messages and logs."""
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def check_server(client: Redis, url: str) -> None:
@@ -72,7 +72,7 @@ def check_server(client: Redis, url: str) -> None:
         try:
             server = client.info("server")
             memory = client.info("memory")
-        except redis.AuthenticationError as error:
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
             raise BrokerUnavailable(f"Redis at {display(url)} refused us: {error}") from error
     # Valkey reports the Redis version that it is compatible with under the same name
     version = str(server["redis_version"])

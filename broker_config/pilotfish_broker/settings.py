@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from pilotfish_broker.errors import ConfigError
 
@@ -60,7 +61,16 @@ def _pattern(pattern: str, advice: str) -> Callable[[str], str]:
 def _redis_url(text: str) -> str:
     if not re.match(r"(rediss?|unix)://", text):
         raise ValueError("a URL is needed that starts with redis://, rediss:// or unix://")
+    try:
+        urlsplit(text).port  # noqa: B018 - reading it parses it
+    except ValueError:
+        raise ValueError("its port is no number (is the password percent-encoded?)") from None
     return text
+
+
+def _without_password(url: str) -> str:
+    _, at, rest = url.rpartition("@")
+    return ("…@" if at else "") + rest.partition("?")[0]
 
 
 def _optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -138,7 +148,8 @@ class Settings:
                 values[name] = item.metadata["parse"](text)
             except ValueError as error:
                 source = PREFIX + name.upper()
-                raise ConfigError(f"{source}={text!r} cannot be used: {error}") from None
+                shown = _without_password(text) if name.endswith("_url") else text
+                raise ConfigError(f"{source}={shown!r} cannot be used: {error}") from None
         return cls(**values)
 
     @property
