@@ -88,6 +88,7 @@ class Ownership:
         result_ttl_seconds: float,
         inbox_frames: int,
     ) -> None:
+        self._client = client
         self._keys = keys
         self._scripts = Scripts(client)
         self._identity = identity
@@ -159,12 +160,17 @@ class Ownership:
         return reply
 
     def release(self, job: str, epoch: int) -> bool:
-        """Give a job back to the queue, its committed tokens kept. False: fenced."""
+        """Give a job back to the queue, its committed tokens kept; one that is to be cancelled
+        ends instead. False: fenced."""
+        group: bytes | None = self._client.hget(self._keys.job(job), "group")
         keys = [
             self._keys.job(job),
             self._keys.pending(self._model),
             self._keys.running(self._model),
             self._keys.worker_jobs(self._identity.worker),
+            self._keys.tokens(job),
+            self._keys.done((group or b"").decode()),
         ]
-        reply: bytes = self._scripts.run("release", keys, [job, self._identity.nonce, epoch])
-        return reply == b"released"
+        args = [job, self._identity.nonce, epoch, self._ttl_ms]
+        reply: bytes = self._scripts.run("release", keys, args)
+        return reply != b"fenced"

@@ -14,6 +14,8 @@ local dead = not lease or tonumber(lease) <= now
 if not dead and now - tonumber(r[3]) <= 2 * tonumber(ARGV[3]) then return 'kept' end
 local k = {job = KEYS[1], tokens = KEYS[6], running = KEYS[3], worker_jobs = KEYS[4],
            done = KEYS[7]}
+-- whoever owned it must not take this end for its own
+redis.call('HSET', KEYS[1], 'owner', '')
 if r[7] then
   end_job(ARGV[1], k, 'cancelled', 'cancelled', '', ARGV[5])
   return 'cancelled'

@@ -17,14 +17,16 @@ end
 -- c: expected, count, ids, text, text_length, drafted, accepted
 local function append(job, tokens, c)
   local length = tonumber(redis.call('HGET', job, 'committed'))
-  if length == c.expected + c.count and c.count > 0 then
+  if c.count == 0 and c.text_length == 0 then return length == c.expected and 'ok' or 'fenced' end
+  if length == c.expected + c.count then
     local last = redis.call('XREVRANGE', tokens, '+', '-', 'COUNT', 1)
-    if #last == 1 and last[1][2][2] == tostring(c.expected) and last[1][2][4] == c.ids then
+    -- text without tokens leaves the length as it is, so that it is known by the text alone
+    if #last == 1 and last[1][2][2] == tostring(c.expected) and last[1][2][4] == c.ids
+       and (c.count > 0 or last[1][2][8] == c.text) then
       return 'already'
     end
   end
   if length ~= c.expected then return 'fenced' end
-  if c.count == 0 and c.text_length == 0 then return 'ok' end
   local visible = redis.call('HGET', job, 'visible')
   redis.call('XADD', tokens, '*', 'p', c.expected, 't', c.ids, 'o', visible, 'x', c.text)
   redis.call('HINCRBY', job, 'committed', c.count)
