@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 class Reaper:
     """Call :meth:`tick` about once a second.
 
-    After a gap in Redis's own service it waits for one full lease, since until then nobody's
-    renewal can have gone through.
+    After a gap in Redis's own service it takes no job for one full lease, since until then
+    nobody's renewal can have gone through. A new reaper cannot know of such a gap, so it begins
+    with that wait.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Reaper:
         self._settings = settings
         self._dispatcher = dispatcher
         self._last_answer = time.monotonic()
-        self._not_before = 0.0
+        self._not_before = time.monotonic() + settings.lease_seconds
 
     def tick(self) -> int:
         """Re-queue what dead workers owned and ring lost doorbells again.
@@ -43,19 +44,29 @@ class Reaper:
         Returns:
             how many jobs were taken back.
         """
+        if self._waits():
+            self._top_up()
+            return 0
+        if not self._client.set(self._keys.reaper, "1", nx=True, px=int(TICK_SECONDS * 900)):
+            return 0
+        taken = self._reap()
+        self._top_up()
+        return taken
+
+    def _waits(self) -> bool:
+        """Whether renewals may not have gone through for a full lease."""
         lease = self._settings.lease_seconds
         started = time.monotonic()
         try:
-            mine = self._client.set(self._keys.reaper, "1", nx=True, px=int(TICK_SECONDS * 900))
+            self._client.ping()
         except redis.RedisError:
             self._not_before = time.monotonic() + lease
             raise
-        if started - self._last_answer > lease / 2 or time.monotonic() - started > lease / 3:
-            self._not_before = time.monotonic() + lease
-        self._last_answer = time.monotonic()
-        if not mine or time.monotonic() < self._not_before:
-            return 0
-        return self._reap()
+        now = time.monotonic()
+        if started - self._last_answer > lease / 2 or now - started > lease / 3:
+            self._not_before = now + lease
+        self._last_answer = now
+        return now < self._not_before
 
     def _reap(self) -> int:
         taken = 0
@@ -65,10 +76,12 @@ class Reaper:
                 keys = forget_keys(self._keys, worker.id, worker.kind, worker.model)
                 if self._scripts.run("forget", keys, [worker.id, ""]) == b"forgotten":
                     log.warning("worker %s is gone", worker.id)
+        return taken
+
+    def _top_up(self) -> None:
         for raw in self._client.smembers(self._keys.models):
             self._dispatcher.top_up(raw.decode())
             self._dispatcher.ring_lost(raw.decode())
-        return taken
 
     def _reap_jobs(self, worker: str) -> int:
         taken = 0
