@@ -70,8 +70,8 @@ def probe(model: Any, device: torch.device) -> list[KvShape]:
     try:
         with torch.inference_mode():
             _, paged = run_base(model, plan, None)
-    except (TypeError, ValueError) as error:
-        raise _refusal(config, f"it does not take the packed pass's arguments ({error})") from error
+    except (TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
+        raise _refusal(config, f"it does not take a packed pass ({error})") from error
     num_layers = config.num_hidden_layers
     if paged.layers != list(range(num_layers)):
         raise _refusal(

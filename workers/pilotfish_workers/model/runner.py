@@ -93,6 +93,8 @@ class ModelRunner:
         """
         for row in rows:
             self._check(row)
+        if not rows:
+            return torch.empty(0, self.info.vocab_size, device=self._device)
         plan = build_plan(rows, self.pool.block_size, self.kv.zero_slot, self._device)
         return run_pass(self._model, plan, self.kv)
 
