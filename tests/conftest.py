@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+
 from pilotfish_broker.connection import connect
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.settings import Settings

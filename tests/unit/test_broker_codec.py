@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pilotfish_broker.codec import (
     FORMAT_VERSION,
     MAX_ENTRY_BYTES,
@@ -72,15 +73,15 @@ def test_frames_of_one_entry_come_back_as_they_were_sent(sent: list[Frame]) -> N
 
 def test_every_kind_of_frame_has_a_tag_and_an_example() -> None:
     assert {type(frame) for frame in EXAMPLES} == set(TAGS.values())
-    assert set(TAGS.values()) == set(Frame.__args__)  # type: ignore[attr-defined]
+    assert set(TAGS.values()) == set(get_args(Frame))
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_frames_or_a_decode_error(raw: bytes) -> None:
     try:
         decoded = decode_all(raw)
-    except DecodeError as error:
-        assert error.raw == raw
+    except DecodeError:
+        refused(raw)
     else:
         assert all(type(frame) in TAGS.values() for frame in decoded)
 

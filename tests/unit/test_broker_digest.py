@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pilotfish_broker.digest import extend
 
 ids = st.lists(st.integers(0, (1 << 31) - 1), max_size=40)

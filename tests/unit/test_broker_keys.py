@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
+
 from pilotfish_broker import keys as module
 from pilotfish_broker.keys import Keys, draft_queue, verify_queue
 

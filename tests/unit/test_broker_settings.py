@@ -87,7 +87,12 @@ def test_defaults_survive_the_round_trip_through_the_environment() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://user:hunter2@h", "user:hunter2@h", "http://h?password=hunter2", "redis://:hunter2@h:x"],
+    [
+        "http://user:hunter2@h",
+        "user:hunter2@h",
+        "http://h?password=hunter2",
+        "redis://:hunter2@h:x",
+    ],
 )
 def test_the_password_of_a_refused_url_is_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="PILOTFISH_BROKER_URL") as caught:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pilotfish_broker.spec import Status
 from pilotfish_broker.stream import Entry, pack_ids, unpack_ids
 
