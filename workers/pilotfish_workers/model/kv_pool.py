@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pilotfish_workers.model.errors import ModelError
+
 __all__ = ["KvPool", "KvShape", "token_bytes"]
 
 
@@ -38,14 +40,21 @@ class KvPool:
     ) -> None:
         self.shapes = shapes
         self.zero_slot = num_slots
-        self.keys = [
-            torch.zeros(num_slots + 1, s.num_heads, s.key_dim, dtype=dtype, device=device)
-            for s in shapes
-        ]
-        self.values = [
-            torch.zeros(num_slots + 1, s.num_heads, s.value_dim, dtype=dtype, device=device)
-            for s in shapes
-        ]
+        try:
+            self.keys = [
+                torch.zeros(num_slots + 1, s.num_heads, s.key_dim, dtype=dtype, device=device)
+                for s in shapes
+            ]
+            self.values = [
+                torch.zeros(num_slots + 1, s.num_heads, s.value_dim, dtype=dtype, device=device)
+                for s in shapes
+            ]
+        except RuntimeError as error:  # torch's way to say that memory is out, on any device
+            size = num_slots * token_bytes(shapes, dtype) >> 20
+            raise ModelError(
+                f"a KV pool of {num_slots} tokens ({size} MiB) does not fit into the memory of "
+                f"{device}: ask for fewer tokens"
+            ) from error
 
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
