@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pilotfish_workers import default_pair
 from pilotfish_workers.default_pair_catalog import (
     DEFAULT,

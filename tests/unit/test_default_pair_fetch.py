@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pilotfish_workers.default_pair_catalog import DEFAULT, KnownModel
 from pilotfish_workers.default_pair_fetch import (
     _bundled_pip,
