@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from pilotfish_workers.model.block_pool import BlockPool
 from pilotfish_workers.model.errors import BlockPoolError
 

@@ -49,7 +49,7 @@ def test_a_folder_without_readable_weights_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match="not a safetensors file"):
         model_fingerprint(folder, "float32")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="no \\*.safetensors weights"):
+    with pytest.raises(ModelError, match=r"no \*\.safetensors weights"):
         model_fingerprint(folder, "float32")
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from pilotfish_workers.model.errors import ModelError
-from pilotfish_workers.model.runner import ModelRunner
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -25,6 +23,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from pilotfish_workers.model.errors import ModelError
+from pilotfish_workers.model.runner import ModelRunner
 from tests.tiny_models import build_tiny
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from pilotfish_workers.model.interface import BAD_LOGITS, Rows
-from pilotfish_workers.model.runner import ModelRunner
 from transformers import AutoModelForCausalLM
 
+from pilotfish_workers.model.interface import BAD_LOGITS, Rows
+from pilotfish_workers.model.runner import ModelRunner
 from tests.tiny_models import build_tiny
 
 VOCAB = 288

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pilotfish_workers.model.errors import TextError
-from pilotfish_workers.model.text import Text, first_difference
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from pilotfish_workers.model.errors import TextError
+from pilotfish_workers.model.text import Text, first_difference
 from tests.tiny_models import build_tokenizer
 
 REPLACEMENT = "\ufffd"
