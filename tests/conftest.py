@@ -141,5 +141,5 @@ def keys() -> Keys:
 
 @pytest.fixture
 def settings(redis_url: str) -> Settings:
-    """Settings for the shared server with a short lease, free of this machine's variables."""
-    return Settings.from_env({}, broker_url=redis_url, model="m", lease_seconds=1.0)
+    """Settings for the shared server, free of this machine's variables."""
+    return Settings.from_env({}, broker_url=redis_url, model="m")
