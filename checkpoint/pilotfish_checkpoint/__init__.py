@@ -1,0 +1,1 @@
+"""pilotfish's checkpoints: what a worker needs to continue a job where it stands."""

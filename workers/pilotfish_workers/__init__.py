@@ -1,0 +1,1 @@
+"""pilotfish's workers: the draft and the verify worker, their engines, models and algorithms."""

@@ -1,0 +1,1 @@
+"""The draft worker: one Celery worker with one engine that drafts for many sessions."""

@@ -1,0 +1,1 @@
+"""The verify worker: one Celery worker with one engine that runs the target model."""

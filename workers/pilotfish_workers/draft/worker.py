@@ -1,0 +1,182 @@
+"""The draft worker: opens sessions for jobs that verify workers run, and drafts for them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+
+from pilotfish_broker.connection import connect
+from pilotfish_broker.errors import ConfigError, JobError, PilotfishError
+from pilotfish_broker.leases import live_workers
+from pilotfish_broker.messages import Frame
+from pilotfish_broker.models import read_model, read_vocabulary
+from pilotfish_broker.records import JobRecords
+from pilotfish_broker.settings import Settings
+from pilotfish_broker.spec import Status
+from pilotfish_checkpoint.progress import read_progress
+from pilotfish_workers.draft.engine import DraftEngine, SessionRefused
+from pilotfish_workers.draft.model_source import ModelSource
+from pilotfish_workers.draft.ngram import NgramSource
+from pilotfish_workers.draft.session import DraftSession
+from pilotfish_workers.draft.source import Draft, DraftSource
+from pilotfish_workers.loading import Tokens, load
+from pilotfish_workers.worker import Worker
+
+LOOK_SECONDS = 1.0
+IDLE_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class TokenizerMismatch(PilotfishError):
+    """Draft and target do not share a vocabulary; drafted ids would mean other words."""
+
+
+class NotDrafted(Exception):
+    """No session came about; there is nothing to report."""
+
+
+class DraftWorker(Worker):
+    """Runs a draft source for the sessions it holds."""
+
+    kind = "draft"
+
+    def __init__(self, settings: Settings, app: Celery) -> None:
+        super().__init__(settings, app)
+        self._tokens: Tokens | None = None
+        self._compared: dict[str, str] = {}  # target's tokenizer fingerprint → refusal, or ""
+        self._next_look = 0.0
+
+    def open(self) -> dict[str, str | int]:
+        settings = self.settings
+        if settings.draft == "off":
+            raise ConfigError("PILOTFISH_DRAFT is off; a draft worker needs a model or ngram")
+        source: DraftSource
+        if settings.draft == "ngram":
+            source = NgramSource()
+        else:
+            model, self._tokens = load(settings.draft, settings)
+            source = ModelSource(model, settings.prefill_tokens)
+        self._records = JobRecords(self.client, self.keys, settings.result_ttl_seconds)
+        client = connect(settings.redis_url)
+        self._engine = DraftEngine(source, client, self.inbox, settings.inbox_frames)
+        fields: dict[str, str | int] = {"draft": settings.draft}
+        if refusal := self._refusal():
+            fields["refused"] = refusal
+        return fields
+
+    # --- one session, on a slot's thread -------------------------------------------------------
+
+    def run(self, job: str) -> dict[str, Any]:
+        """Draft for a job until its session closes; returns a summary.
+
+        Raises:
+            NotDrafted: the job is not running, is drafted for already, or this worker leaves.
+            TokenizerMismatch: the target's vocabulary is another one.
+        """
+        if self.is_draining.is_set():
+            raise NotDrafted("draining")
+        if refusal := self._refusal():
+            self.client.hset(self.keys.worker(self.identity.worker), "refused", refusal)
+            raise TokenizerMismatch(refusal)
+        session = self._session(job)
+        self._engine.add(session)
+        try:
+            return session.future.result()
+        except SessionRefused as error:
+            raise NotDrafted(str(error)) from None
+
+    def _session(self, job: str) -> DraftSession:
+        try:
+            progress = read_progress(self.client, self.keys, self._records, job)
+        except JobError as error:
+            raise NotDrafted(str(error)) from None
+        record = progress.record
+        if record.status is not Status.RUNNING or record.prompt_ids is None:
+            raise NotDrafted(f"the job is {record.status}")
+        return DraftSession(
+            job=job,
+            epoch=record.epoch,
+            verify_worker=record.worker,
+            verify_inbox=self.keys.inbox(record.worker),
+            num_prompt=len(record.prompt_ids),
+            draft=Draft(record.prompt_ids + progress.output),
+        )
+
+    def _refusal(self) -> str:
+        """Why this worker cannot draft for the target that is served now; "" when it can."""
+        if self._tokens is None:
+            return ""  # n-grams repeat the target's own ids
+        record = read_model(self.client, self.keys, self.model_name)
+        if record is None or record.tokenizer == self._tokens.fingerprint():
+            return ""
+        if record.tokenizer not in self._compared:
+            theirs = read_vocabulary(self.client, self.keys, self.model_name) or []
+            text = compare_vocabularies(self._tokens.vocabulary(), theirs)
+            self._compared[record.tokenizer] = text
+            if text:
+                log.error("%s", text)
+        return self._compared[record.tokenizer]
+
+    # --- engine and housekeeping ---------------------------------------------------------------
+
+    def start_engine(self) -> None:
+        self._engine.start()
+
+    def stop_engine(self) -> None:
+        self._engine.stop()
+
+    def join_engine(self, timeout: float) -> None:
+        self._engine.join(timeout)
+
+    @property
+    def is_engine_alive(self) -> bool:
+        return self._engine.is_alive
+
+    def deliver(self, frames: list[Frame]) -> None:
+        self._engine.deliver(frames)
+
+    def on_renewal(self, outcomes: Mapping[str, str]) -> None:
+        """Sessions are no possession: nothing to do."""
+
+    def on_lost(self) -> None:
+        """Sessions live on; verify workers that closed them say so."""
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        alive = live_workers(self.client, self.keys, "verify", self.model_name)
+        self._engine.close_where(
+            lambda session: session.verify_worker not in alive, "the verify worker is gone"
+        )
+        over = {
+            session.job
+            for session in self._engine.sessions()
+            if now - session.last_frame > IDLE_SECONDS and self._is_over(session)
+        }
+        if over:
+            self._engine.close_where(lambda session: session.job in over, "the job has moved on")
+
+    def _is_over(self, session: DraftSession) -> bool:
+        status, epoch = self.client.hmget(self.keys.job(session.job), "status", "epoch")
+        return status != b"running" or int(epoch) != session.epoch
+
+
+def compare_vocabularies(draft: list[str], target: list[str]) -> str:
+    """A sentence with both sizes and the first difference; "" when the vocabularies are equal."""
+    for index in range(max(len(draft), len(target))):
+        ours = draft[index] if index < len(draft) else None
+        theirs = target[index] if index < len(target) else None
+        if ours != theirs:
+            return (
+                f"draft and target tokenizers differ: the draft has {len(draft)} tokens, the "
+                f"target {len(target)}; the first difference is id {index}: "
+                f"{ours!r} in the draft, {theirs!r} in the target"
+            )
+    return ""

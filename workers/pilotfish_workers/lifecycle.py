@@ -1,0 +1,79 @@
+"""Ties a worker to Celery: a bootstep that starts it before any message is consumed, and signals.
+
+The engine outlives the consumer: on SIGTERM Celery stops consuming, then waits for the slots,
+which the drained engine empties; only then is the engine joined.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from celery import Celery, bootsteps, signals
+
+from pilotfish_broker.errors import ConfigError, PilotfishError
+from pilotfish_broker.settings import Settings
+from pilotfish_workers.worker import Worker
+
+BAD_CONFIGURATION = 2  # exit status
+
+log = logging.getLogger(__name__)
+
+
+def settings_or_exit() -> Settings:
+    """Settings from the environment; a bad value ends the process with one line."""
+    try:
+        return Settings.from_env()
+    except ConfigError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        raise SystemExit(BAD_CONFIGURATION) from None
+
+
+def served_name_or_none(settings: Settings) -> str | None:
+    """The served name; None where none is set, as for ``celery inspect`` and Flower."""
+    if not settings.target and not settings.model:
+        return None
+    try:
+        return settings.served_name
+    except ConfigError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        raise SystemExit(BAD_CONFIGURATION) from None
+
+
+def install(app: Celery, worker: Worker) -> None:
+    """Make `app`'s worker process run `worker`."""
+
+    class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
+        """Loads the model and starts the engine; refuses another pool or number of slots."""
+
+        # after the pool, so that this step is stopped before it; the consumer always comes last
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, parent: Any) -> None:
+            slots = worker.settings.slots
+            pool = parent.pool_cls.__module__.rpartition(".")[2]
+            try:
+                if pool != "thread":
+                    raise ConfigError(f"this worker runs with --pool threads only, not {pool}")
+                if parent.concurrency != slots:
+                    raise ConfigError(
+                        f"--concurrency {parent.concurrency} does not equal PILOTFISH_SLOTS={slots}"
+                    )
+                worker.start()
+            except PilotfishError as error:
+                print(f"pilotfish: {error}", file=sys.stderr, flush=True)
+                raise SystemExit(BAD_CONFIGURATION) from error
+
+        def close(self, parent: Any) -> None:
+            worker.drain()
+
+    def on_shutting_down(**_: Any) -> None:
+        worker.drain()
+
+    def on_shutdown(**_: Any) -> None:
+        worker.stop()
+
+    app.steps["worker"].add(EngineStep)
+    signals.worker_shutting_down.connect(on_shutting_down, weak=False)
+    signals.worker_shutdown.connect(on_shutdown, weak=False)

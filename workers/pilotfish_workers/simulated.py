@@ -1,0 +1,113 @@
+"""Models without weights, for benchmarks and tests of everything around a forward pass.
+
+``simulated:pass_ms=30,token_ms=0.5,vocab=512,agree=80,kv_tokens=65536`` names one. Its next token
+is a fixed function of position and last token, so that any two of them agree; a draft model with
+``agree`` below 100 drafts a wrong token at that share of positions. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pilotfish_broker.errors import ConfigError
+from pilotfish_workers.model.block_pool import BlockPool
+from pilotfish_workers.model.interface import ModelInfo, Rows
+
+PREFIX = "simulated:"
+DEFAULTS = {
+    "pass_ms": 10.0,
+    "token_ms": 0.0,
+    "vocab": 512.0,
+    "agree": 100.0,
+    "context": 4096.0,
+    "kv_tokens": 65536.0,
+}
+
+
+class SimulatedModel:
+    """A model whose passes take a given time."""
+
+    def __init__(self, description: str) -> None:
+        options = dict(DEFAULTS)
+        for part in filter(None, description.removeprefix(PREFIX).split(",")):
+            name, _, value = part.partition("=")
+            try:
+                options[name] = float(value) if name in DEFAULTS else float("nan")
+            except ValueError:
+                options[name] = float("nan")
+            if options[name] != options[name]:
+                raise ConfigError(f"{part!r} is no option of a simulated model: {description}")
+        self._pass_seconds = options["pass_ms"] / 1000
+        self._token_seconds = options["token_ms"] / 1000
+        self._agree = int(options["agree"])
+        self.pool = BlockPool(int(options["kv_tokens"]) // 16, 16)
+        self.info = ModelInfo(
+            name="simulated",
+            path=description,
+            family="simulated",
+            vocab_size=int(options["vocab"]),
+            context_length=int(options["context"]),
+            num_layers=0,
+            dtype="none",
+            device="cpu",
+            fingerprint=hashlib.sha256(description.encode()).hexdigest(),
+            eos_ids=(),
+        )
+
+    def greedy(self, rows: Sequence[Rows]) -> list[list[int]]:
+        """See `Model.greedy`; sleeps for as long as the pass is to take."""
+        seconds = self._pass_seconds + self._token_seconds * sum(len(r.tokens) for r in rows)
+        if seconds > 0:
+            time.sleep(seconds)
+        return [self._row(row) for row in rows]
+
+    def _row(self, row: Rows) -> list[int]:
+        end = row.start + len(row.tokens)
+        fed = row.tokens[len(row.tokens) - row.num_logits :] if row.num_logits else []
+        first = end - len(fed)
+        return [self._next(first + offset, token) for offset, token in enumerate(fed)]
+
+    def _next(self, position: int, token: int) -> int:
+        mixed = (position * 2654435761 + token * 40503 + 12345) & 0xFFFFFFFF
+        mixed ^= mixed >> 15
+        right = mixed % self.info.vocab_size
+        is_wrong = (mixed >> 8) % 100 >= self._agree
+        return (right + 1) % self.info.vocab_size if is_wrong else right
+
+
+class SimulatedText:
+    """A tokenizer with one token a byte; output tokens become letters."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"simulated {self.vocab_size}".encode()).hexdigest()
+
+    def vocabulary(self) -> list[str]:
+        return [f"t{index}" for index in range(self.vocab_size)]
+
+    def encode(self, text: str) -> list[int]:
+        return [byte % self.vocab_size for byte in text.encode()]
+
+    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        return self.encode("\n".join(message["content"] for message in messages))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(97 + token % 26) for token in ids)
+
+    def detokenizer(self) -> SimulatedDetokenizer:
+        return SimulatedDetokenizer()
+
+
+class SimulatedDetokenizer:
+    """Every token is a whole letter."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        return "".join(chr(97 + token % 26) for token in ids)
+
+    def flush(self) -> str:
+        return ""

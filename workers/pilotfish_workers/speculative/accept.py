@@ -1,0 +1,62 @@
+"""Which drafted tokens stand.
+
+The words, used everywhere in pilotfish:
+
+drafted
+    proposed by a draft worker.
+accepted
+    drafted, and kept by the rule.
+recovered
+    the target's own token at the first rejection.
+bonus
+    the target's own token after all drafted ones were accepted.
+committed
+    durable in Redis: accepted tokens, then the recovered or the bonus one.
+
+Leviathan, Kalman, Matias, arXiv 2211.17192 (algorithm 1) and Chen et al., arXiv 2302.01318
+(algorithm 2) give the rule for sampled output. At temperature 0 both laws are one-hot and the
+rule becomes equality with the target's argmax, which is what stands here; a rule for sampled
+output takes laws and coins where this one takes token ids, and returns the same `Outcome`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rule decides about one proposal.
+
+    Attributes:
+        num_accepted: leading drafted tokens that stand.
+        token: the recovered token, or the bonus token when all were accepted.
+    """
+
+    num_accepted: int
+    token: int
+
+    def tokens(self, drafted: Sequence[int]) -> list[int]:
+        """The tokens to commit."""
+        return [*drafted[: self.num_accepted], self.token]
+
+
+def accept_greedy(drafted: Sequence[int], targets: Sequence[int]) -> Outcome:
+    """Accept each drafted token that equals the target's argmax, up to the first that does not.
+
+    Args:
+        drafted: K token ids, K ≥ 0.
+        targets: K + 1 token ids; `targets[i]` is the target's argmax after the committed prefix
+            and the first i drafted tokens. So the last committed token's logits judge the first
+            drafted one.
+
+    Raises:
+        ValueError: `targets` is not one longer than `drafted`.
+    """
+    if len(targets) != len(drafted) + 1:
+        raise ValueError(f"{len(drafted)} drafted tokens need {len(drafted) + 1} targets")
+    kept = 0
+    while kept < len(drafted) and drafted[kept] == targets[kept]:
+        kept += 1
+    return Outcome(num_accepted=kept, token=targets[kept])
