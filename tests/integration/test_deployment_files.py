@@ -136,21 +136,16 @@ def test_the_health_check_fails_without_a_server() -> None:
 
 @pytest.fixture
 def flower(redis_url: str, tmp_path: Path) -> Iterator[str]:
-    """Address of a Flower that was started as in docker-compose.yml, on a small Celery app."""
+    """Address of a Flower that was started with the command of docker-compose.yml."""
     pytest.importorskip("flower")
-    (tmp_path / "dashboard_app.py").write_text(
-        "from pilotfish_broker.celery_app import make_app\n"
-        "from pilotfish_broker.settings import Settings\n"
-        "app = make_app(Settings.from_env(), queue='verify.m', slots=1)\n"
-    )
     port = free_port()
     environ = {name: v for name, v in os.environ.items() if not name.startswith("FLOWER_")}
-    environ |= {"PILOTFISH_BROKER_URL": redis_url, "PYTHONPATH": str(tmp_path)}
+    environ |= {"PILOTFISH_BROKER_URL": redis_url, "PILOTFISH_TARGET": "SmolLM2-135M-Instruct"}
     environ |= {"FLOWER_BASIC_AUTH": "user:secret", "FLOWER_PORT": str(port)}
     environ |= {"FLOWER_ADDRESS": "127.0.0.1"}
-    command = [sys.executable, "-m", "celery", "--app", "dashboard_app", "flower"]
+    command = [sys.executable, "-m", "celery", "--app", "pilotfish_workers.verify.app"]
     process = subprocess.Popen(
-        [*command, f"--conf={BROKER_CONFIG / 'flowerconfig.py'}"],
+        [*command, "flower", f"--conf={BROKER_CONFIG / 'flowerconfig.py'}"],
         env=environ,
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
