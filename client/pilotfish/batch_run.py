@@ -1,0 +1,152 @@
+"""Runs a file of requests to its end: submits what is missing, writes what has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pilotfish.batch_lines import Request
+from pilotfish.batch_output import OutputFile, output_line
+from pilotfish.client import Client
+from pilotfish.result import Result
+from pilotfish.run_state import job_id
+from pilotfish_broker.errors import BrokerUnavailable
+from pilotfish_broker.spec import JobSpec
+
+WAIT_SECONDS = 0.25
+LOOK_SECONDS = 1.0
+RECONCILE_SECONDS = 15.0
+OUTAGE_SECONDS = 60.0
+
+
+class Listener(Protocol):
+    """Who shows how far a run is."""
+
+    def ended(self, request: Request, result: Result) -> None:
+        """A request has ended and its line is written."""
+
+    def running(self, tokens: int) -> None:
+        """Committed tokens of the requests that have not ended, about once a second."""
+
+    def note(self, text: str) -> None:
+        """Something that somebody watching wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun:
+    """One run of a file.
+
+    Attributes:
+        key: name of the run; job ids follow from it, so a continuation finds its jobs again.
+        model: served name of the target.
+        watch: called a few times a second; raises when the run cannot go on.
+    """
+
+    client: Client
+    key: str
+    model: str
+    requests: Sequence[Request]
+    output: OutputFile
+    listener: Listener
+    watch: Callable[[], None]
+
+    def ids(self) -> list[str]:
+        """Job ids of all requests, in the order of the file."""
+        return [job_id(self.key, request.custom_id) for request in self.requests]
+
+    def finish(self) -> None:
+        """Submit what is not in the output yet, and stay until all of it is.
+
+        Raises:
+            BrokerUnavailable: the server was away for longer than a minute.
+            PilotfishError: what `watch` raises.
+        """
+        finished = self.output.finished
+        open_requests = {
+            job_id(self.key, request.custom_id): request
+            for request in self.requests
+            if request.custom_id not in finished
+        }
+        if open_requests:
+            _Loop(self, open_requests).run()
+
+
+class _Loop:
+    """The state of a run under way: what has not ended, and how far the completions are read."""
+
+    def __init__(self, run: BatchRun, open_requests: dict[str, Request]) -> None:
+        self._run = run
+        self._open = open_requests
+        self._cursor = "0"
+        self._next_look = 0.0
+        self._next_reconcile = 0.0
+        self._away_since: float | None = None
+
+    def run(self) -> None:
+        while self._open:
+            self._run.watch()
+            try:
+                self._step()
+                self._away_since = None
+            except BrokerUnavailable as error:
+                self._bear(error)
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_reconcile:
+            self._reconcile()
+            self._next_reconcile = now + RECONCILE_SECONDS
+        ended = self._run.client.read_completions(
+            self._run.key, after=self._cursor, block_seconds=WAIT_SECONDS
+        )
+        self._write([completion.job_id for completion in ended])
+        if ended:
+            self._cursor = ended[-1].cursor
+            self._next_reconcile = time.monotonic() + RECONCILE_SECONDS
+        if self._open and now >= self._next_look:
+            self._look()
+            self._next_look = time.monotonic() + LOOK_SECONDS
+
+    def _write(self, ids: list[str]) -> None:
+        wanted = [job for job in dict.fromkeys(ids) if job in self._open]
+        for job, result in zip(wanted, self._run.client.results(wanted), strict=True):
+            if result is None:
+                continue
+            request = self._open[job]
+            self._run.output.write(output_line(request, result))
+            del self._open[job]
+            self._run.listener.ended(request, result)
+
+    def _reconcile(self) -> None:
+        """Submit what has no record (at the start, or because Redis lost it), and collect what
+        ended unnoticed."""
+        ids = list(self._open)
+        records = self._run.client.records(ids)
+        missing = [job for job, record in zip(ids, records, strict=True) if record is None]
+        if missing:
+            specs = [self._spec(self._open[job]) for job in missing]
+            self._run.client.submit_many(specs, ids=missing)
+        self._write([record.id for record in records if record and record.status.is_terminal])
+
+    def _spec(self, request: Request) -> JobSpec:
+        return JobSpec(
+            model=self._run.model,
+            prompt=request.prompt,
+            params=request.params,
+            group=self._run.key,
+        )
+
+    def _look(self) -> None:
+        self._run.listener.running(self._run.client.committed(self._open))
+
+    def _bear(self, error: BrokerUnavailable) -> None:
+        """A server that is away may come back; nothing is lost while it is away."""
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            self._run.listener.note(f"{error}; trying again")
+        if now - self._away_since > OUTAGE_SECONDS:
+            raise error
+        time.sleep(WAIT_SECONDS)

@@ -1,0 +1,145 @@
+"""Options that several commands share: the same words everywhere, defined once.
+
+Values go to :class:`Settings` as they were typed, which checks them in one place for options and
+environment variables alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from pilotfish.client import Client
+from pilotfish_broker.settings import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SERVERS = ("PILOTFISH_BROKER_URL", "PILOTFISH_DATA_URL")
+BROKER_SETTINGS = ("broker_url", "namespace")
+WORKER_SETTINGS = (
+    "target",
+    "draft",
+    "model",
+    "dtype",
+    "device",
+    "threads",
+    "slots",
+    "speculation",
+    "kv_tokens",
+    "lease_seconds",
+)
+
+
+def _stack(options: list[Callable[[Any], Any]]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        decorated: Any = function
+        for option in reversed(options):
+            decorated = option(decorated)
+        result: F = decorated
+        return result
+
+    return decorate
+
+
+def broker_options(function: F) -> F:
+    """--broker and --namespace."""
+    return _stack([_broker("Redis URL of the deployment."), _NAMESPACE])(function)
+
+
+def embeddable_broker_options(function: F) -> F:
+    """--broker of a command that starts its own broker where none is given."""
+    return _stack([_broker("Use this deployment and start nothing."), _NAMESPACE])(function)
+
+
+def worker_options(function: F) -> F:
+    """What a worker loads, and how it runs."""
+    return _stack(_WORKER_OPTIONS)(function)
+
+
+def stack_options(function: F) -> F:
+    """How many workers a command starts for itself."""
+    workers = click.IntRange(1, 64), click.IntRange(0, 64)
+    return _stack(
+        [
+            click.option("--verify-workers", type=workers[0], default=1, show_default=True),
+            click.option("--draft-workers", type=workers[1], default=1, show_default=True),
+        ]
+    )(function)
+
+
+def without_servers() -> dict[str, str]:
+    """The environment for a command that starts its own server: it names no other."""
+    return {name: value for name, value in os.environ.items() if name not in SERVERS}
+
+
+def settings_from(options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the shared options among `options`, and the environment.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    names = (*BROKER_SETTINGS, *WORKER_SETTINGS)
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    return Settings.from_env(environ, **given)
+
+
+def client_from(options: Mapping[str, Any]) -> Client:
+    """A client of the deployment that the options and the environment name.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    return Client.from_settings(settings_from(options))
+
+
+def _broker(text: str) -> Callable[[F], F]:
+    return click.option("--broker", "broker_url", metavar="URL", help=text)
+
+
+_NAMESPACE = click.option(
+    "--namespace", metavar="NAME", help="Prefix of all keys in Redis.  [default: pf]"
+)
+_WORKER_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option(
+        "--target",
+        metavar="MODEL",
+        help="Model whose output is wanted: a folder, a hub id, or a name from `models list`.",
+    ),
+    click.option(
+        "--draft",
+        metavar="MODEL|ngram|off",
+        help="What drafts: a small model with the target's tokenizer, n-gram lookup in the text "
+        "so far, or nothing.  [default: ngram]",
+    ),
+    click.option(
+        "--model",
+        metavar="NAME",
+        help="Name under which the target is served.  [default: the last part of --target]",
+    ),
+    click.option(
+        "--dtype",
+        metavar="TYPE",
+        help="auto, float32, bfloat16 or float16.  [default: auto]",
+    ),
+    click.option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.  [default: auto]"),
+    click.option("--threads", metavar="N", help="Processor threads of a worker.  [default: all]"),
+    click.option("--slots", metavar="N", help="Jobs that a worker runs at once.  [default: 16]"),
+    click.option(
+        "--speculation",
+        metavar="auto|off|K",
+        help="Tokens drafted a round: as many as pay off, none, or always K.  [default: auto]",
+    ),
+    click.option(
+        "--kv-tokens",
+        metavar="N",
+        help="Tokens that a worker's KV pool holds.  [default: by memory]",
+    ),
+    click.option(
+        "--lease-seconds",
+        metavar="SECONDS",
+        help="Silence after which a worker counts as dead.  [default: 10]",
+    ),
+]

@@ -1,0 +1,76 @@
+"""pilotfish run: a file of requests in, a file of answers out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pilotfish.batch_lines import read_requests
+from pilotfish.cli.options import (
+    embeddable_broker_options,
+    settings_from,
+    stack_options,
+    without_servers,
+    worker_options,
+)
+from pilotfish.cli.running import RunPlan, run_deployed, run_embedded
+from pilotfish.cli.signals import unwinding
+from pilotfish_broker.errors import InvalidRequest
+
+
+@click.command()
+@click.argument("source", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False))
+@click.option("-o", "--output", required=True, metavar="OUT.jsonl", type=click.Path(dir_okay=False))
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Limit for requests that set none.  [default: 256]",
+)
+@click.option("--summary", metavar="FILE", help="Write counts and speed to FILE, as JSON.")
+@stack_options
+@worker_options
+@embeddable_broker_options
+def run(source: str, output: str, summary: str | None, **options: Any) -> int:
+    """Answer every request of IN.jsonl into OUT.jsonl.
+
+    Without --broker it starts Valkey and workers of its own and ends them again; what they keep
+    lies in OUT.jsonl.pilotfish until the run is complete. The same command again continues a run
+    that was stopped, whatever stopped it.
+
+    \b
+    A line of IN.jsonl is either short
+      {"prompt": "Once upon a time", "max_tokens": 64}
+      {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    or an OpenAI batch line
+      {"custom_id": "a1", "method": "POST", "url": "/v1/chat/completions",
+       "body": {"messages": […], "max_completion_tokens": 64}}
+
+    Lines without custom_id are called line-1, line-2 and so on. Decoding is greedy: temperature
+    may be left out or 0, and parameters that are not honoured are refused by name. A line of
+    OUT.jsonl is an OpenAI batch output line; the order is that of completion.
+
+    \b
+    Example:
+      pilotfish run prompts.jsonl -o answers.jsonl --target ./model --draft ./small-model
+    """
+    requests = read_requests(Path(source), max_tokens=options["max_tokens"])
+    is_embedded = options["broker_url"] is None
+    path = Path(summary) if summary else None
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InvalidRequest(f"there is no folder {path.parent} for the summary")
+    plan = RunPlan(
+        source=Path(source),
+        output=Path(output),
+        summary=path,
+        requests=requests,
+        settings=settings_from(options, without_servers() if is_embedded else os.environ),
+        max_tokens=options["max_tokens"],
+        verify_workers=options["verify_workers"],
+        draft_workers=options["draft_workers"],
+    )
+    with unwinding():
+        return run_embedded(plan) if is_embedded else run_deployed(plan)

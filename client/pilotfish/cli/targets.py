@@ -1,0 +1,75 @@
+"""Which model a command means, and how a known one is prepared: by the workers' package, in a
+process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from pilotfish.worker_command import require_worker_packages
+from pilotfish_broker.errors import ConfigError, PilotfishError
+from pilotfish_broker.settings import Settings
+
+DEFAULT_TARGET = "SmolLM2-135M-Instruct"
+KNOWN = (DEFAULT_TARGET, "default")
+MODULE = "pilotfish_workers.default_pair"
+
+
+class ModelNotPrepared(PilotfishError):
+    """A known model could not be prepared; what is wrong has been printed."""
+
+
+def with_named_target(settings: Settings) -> Settings:
+    """`settings` with the default target where none is set, and with a name to serve.
+
+    Raises:
+        ConfigError: the target or draft is a folder that does not exist, or has no usable name.
+    """
+    target = settings.target or DEFAULT_TARGET
+    model = settings.model
+    if target in KNOWN and not Path(target).is_dir():
+        model = model or DEFAULT_TARGET
+    settings = replace(settings, target=_existing(target), draft=_existing(settings.draft))
+    return replace(settings, model=model or settings.served_name)
+
+
+def with_prepared_target(settings: Settings) -> Settings:
+    """`settings` with a known target's folder in place of its name; pulled when it is missing.
+
+    Raises:
+        ConfigError: packages of a worker are missing.
+        ModelNotPrepared: it could not be prepared.
+    """
+    target = settings.target
+    if target not in KNOWN or Path(target).is_dir():
+        return settings
+    require_worker_packages()
+    return replace(settings, target=run_module("pull").strip())
+
+
+def run_module(*arguments: str) -> str:
+    """Run the workers' model command; its messages go to the terminal, its output comes back.
+
+    Raises:
+        ModelNotPrepared: it failed.
+        KeyboardInterrupt: it was interrupted.
+    """
+    command = [sys.executable, "-m", MODULE, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode != 0:
+        raise ModelNotPrepared("the model is not ready; the reason stands above")
+    return done.stdout
+
+
+def _existing(model: str) -> str:
+    """A model as given; one that can only be meant as a folder has to be there."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path)
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ConfigError(f"there is no model folder {model!r}")
+    return model

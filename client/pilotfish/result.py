@@ -1,0 +1,125 @@
+"""What a job has produced: chunks while it runs, a result when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pilotfish_broker.errors import JobCancelled, JobError, JobExpired, JobFailed
+from pilotfish_broker.records import JobRecord
+from pilotfish_broker.spec import Status
+from pilotfish_broker.stream import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one commit added to a job's output.
+
+    Attributes:
+        text: characters that became visible; may be empty, and lags behind the token ids while
+            they end in half a character.
+        token_ids: committed token ids.
+        position: place of the first of them among the output tokens.
+    """
+
+    text: str
+    token_ids: list[int]
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A job that has ended, whatever way.
+
+    Attributes:
+        finish_reason: "stop" or "length" when it succeeded.
+        error: why it failed, else "".
+        prompt_tokens: 0 where it ended before its prompt was read.
+        rounds: target passes that committed tokens of this job.
+        drafted, accepted: drafted tokens that were verified, and those of them that were kept.
+        started_ms, finished_ms: milliseconds of Redis's clock; 0 where it never started.
+    """
+
+    job_id: str
+    status: Status
+    model: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    error: str
+    prompt_tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    started_ms: int
+    finished_ms: int
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens, an end-of-sequence token included."""
+        return len(self.token_ids)
+
+    def raise_for_status(self) -> Result:
+        """The result itself when the job succeeded.
+
+        Raises:
+            JobFailed, JobCancelled, JobExpired: it did not.
+        """
+        if (error := error_of(self.job_id, self.status, self.error)) is not None:
+            raise error
+        return self
+
+    @classmethod
+    def from_record(cls, record: JobRecord, entries: Iterable[Entry]) -> Result:
+        """Put a finished record and its token stream together."""
+        cursor = Cursor()
+        chunks = [cursor.fresh(entry) for entry in entries]
+        return cls(
+            job_id=record.id,
+            status=record.status,
+            model=record.spec.model,
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=[token for chunk in chunks for token in chunk.token_ids],
+            finish_reason=record.finish_reason,
+            error=record.error,
+            prompt_tokens=len(record.prompt_ids or ()),
+            rounds=record.rounds,
+            drafted=record.drafted,
+            accepted=record.accepted,
+            started_ms=record.started_ms,
+            finished_ms=record.finished_ms,
+        )
+
+
+def error_of(job: str, status: Status, reason: str) -> JobError | None:
+    """The typed error of a job that ended without success, else None."""
+    if status is Status.FAILED:
+        return JobFailed(job, f"job {job} failed: {reason or 'no reason was recorded'}")
+    if status is Status.CANCELLED:
+        return JobCancelled(job, f"job {job} was cancelled")
+    if status is Status.EXPIRED:
+        return JobExpired(job, f"job {job} passed its deadline before it was done")
+    return None
+
+
+class Cursor:
+    """How far a reader of a token stream has come; drops what it has seen already.
+
+    After a restart of Redis the last commits may stand in the stream twice, so entries are told
+    apart by position, not by id.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.characters = 0
+
+    def fresh(self, entry: Entry) -> Chunk:
+        """The part of an entry that is new; empty for a repeat and for the end marker."""
+        tokens = entry.tokens[max(0, self.tokens - entry.position) :]
+        text = entry.text[max(0, self.characters - entry.offset) :]
+        position = entry.position + len(entry.tokens) - len(tokens)
+        if tokens:
+            self.tokens = position + len(tokens)
+        if text:
+            self.characters = entry.offset + len(entry.text)
+        return Chunk(text, tokens, position)

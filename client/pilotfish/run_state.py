@@ -1,0 +1,127 @@
+"""The folder beside an output file that lets the same command continue after a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pilotfish_broker.errors import InvalidRequest
+
+FORMAT = 1
+LOCK_SECONDS = 10.0
+IDENTITY = "run.json"
+
+
+def run_key(identity: Mapping[str, str]) -> str:
+    """A name for a run: a hash of its input and of the arguments that shape its output."""
+    text = json.dumps(dict(identity), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def job_id(key: str, custom_id: str) -> str:
+    """The id of the same request's job in every continuation of a run."""
+    return hashlib.sha256(f"{key}\n{custom_id}".encode()).hexdigest()[:24]
+
+
+def input_digest(path: Path) -> str:
+    """SHA-256 of the input file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class RunState:
+    """The state folder of one run, held by a lock for as long as any process of the run lives.
+
+    The lock is an open file that the run's processes inherit: a command that follows a killed
+    one waits until the last of that one's processes is gone.
+
+    Attributes:
+        folder: where logs and the embedded server keep their files.
+        key: name of the run, see :func:`run_key`.
+        is_new: whether there was nothing to continue.
+    """
+
+    def __init__(self, output: Path, identity: Mapping[str, str]) -> None:
+        """Take the folder of `output`.
+
+        Raises:
+            InvalidRequest: another run owns the output, or it exists without a run to continue.
+        """
+        self.folder = output.with_name(output.name + ".pilotfish")
+        self.key = run_key(identity)
+        self.is_new = True
+        self._output = output
+        self._lock = self._take_lock()
+        try:
+            self._check(identity)
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def lock(self) -> int:
+        """File descriptor of the lock, for the processes of the run to inherit."""
+        return self._lock
+
+    def release(self) -> None:
+        """Let go of the folder and leave it for a continuation."""
+        os.close(self._lock)
+
+    def remove(self) -> None:
+        """Delete the folder: all of the run is in its output."""
+        shutil.rmtree(self.folder)
+        self.release()
+
+    def _take_lock(self) -> int:
+        deadline = time.monotonic() + LOCK_SECONDS
+        path = self.folder / "lock"
+        while True:
+            self._make_folder()
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists() and os.fstat(lock).st_ino == path.stat().st_ino:
+                    return lock  # and not one of a folder that was removed meanwhile
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(lock)
+                    raise InvalidRequest(
+                        f"another run is writing {self._output}; wait for it or end it"
+                    ) from None
+                time.sleep(0.1)
+            os.close(lock)
+
+    def _make_folder(self) -> None:
+        if not self._output.absolute().parent.is_dir():
+            raise InvalidRequest(f"there is no folder {self._output.parent}")
+        has_output = self._output.exists() and self._output.stat().st_size > 0
+        if has_output and not self.folder.is_dir():
+            raise InvalidRequest(
+                f"{self._output} exists and there is no run to continue; "
+                "choose another -o, or delete it"
+            )
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+
+    def _check(self, identity: Mapping[str, str]) -> None:
+        path = self.folder / IDENTITY
+        mine = {"format": str(FORMAT), **identity}
+        if path.exists():
+            self.is_new = False
+            theirs = json.loads(path.read_text())
+            changed = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
+            if changed:
+                raise InvalidRequest(
+                    f"{self._output} belongs to an unfinished run with other arguments "
+                    f"(different: {', '.join(changed)}); repeat that command to continue it, "
+                    f"choose another -o, or delete {self.folder}"
+                    + (f" and {self._output}" if self._output.exists() else "")
+                )
+            return
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(mine, indent=2) + "\n")
+        partial.rename(path)
