@@ -133,8 +133,9 @@ def test_text_without_tokens_is_committed_once(bench: Bench) -> None:
     assert worker.commit("a", 1, 1, [], "late") == "ok"
     assert worker.commit("a", 1, 1, [], "late") == "already"
     assert worker.commit("a", 1, 0, [], "late") == "fenced"
-    assert bench.text("a") == "earlylate"
-    assert bench.records.get("a").visible == 9
+    assert worker.commit("a", 1, 1, [], "!") == "ok", "another text at the same place"
+    assert bench.text("a") == "earlylate!"
+    assert bench.records.get("a").visible == 10
     assert bench.records.get("a").rounds == 1
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from pilotfish_broker.leases import list_workers
+from pilotfish_broker.leases import forget_keys, list_workers
 from pilotfish_broker.models import ModelRecord, write_model
 from pilotfish_broker.reaper import Reaper
+from pilotfish_broker.scripts import Scripts
 from pilotfish_broker.spec import Status
 from tests.broker_kit import Bench
 
@@ -155,6 +156,27 @@ def test_a_job_that_was_just_claimed_has_time_to_be_listed(bench: Bench) -> None
     worker.own.claim("a")
     assert worker.leases.renew({}) == {}
     assert bench.reap() == 0
+
+
+def test_a_job_that_another_worker_owns_by_now_stays_with_it(bench: Bench) -> None:
+    bench.submit("a")
+    dead, live = bench.worker("dead"), bench.worker("live")
+    live.own.claim("a")
+    bench.client.sadd(bench.keys.worker_jobs("dead"), "a")
+    dead.expire()
+    assert bench.reap() == 0
+    assert live.commit("a", 1, 0, [1]) == "ok"
+    assert bench.ids(bench.keys.worker_jobs("live")) == {"a"}
+
+
+def test_a_worker_that_renews_before_it_is_forgotten_stays(bench: Bench) -> None:
+    """The reaper's list of workers is older than its last step."""
+    worker = bench.worker("w")
+    script_keys = forget_keys(bench.keys, "w", "verify", "m")
+    assert Scripts(bench.client).run("forget", script_keys, ["w", ""]) == b"kept"
+    assert worker.leases.renew({}) == {}
+    worker.expire()
+    assert Scripts(bench.client).run("forget", script_keys, ["w", ""]) == b"forgotten"
 
 
 def test_an_id_left_among_a_workers_jobs_is_swept_and_the_job_untouched(bench: Bench) -> None:
