@@ -189,7 +189,9 @@ class VerifyEngine:
     def _commit(self, sequence: Sequence, drafted: list[int], outcome: Outcome) -> None:
         base = sequence.committed
         tokens, reason = cut(outcome.tokens(drafted), sequence.stop_ids, sequence.remaining)
-        accepted = min(outcome.num_accepted, len(tokens))
+        # drafts behind a stop token were never judged: they count as neither drafted nor accepted
+        num_drafted = min(len(drafted), len(tokens)) if reason == "stop" else len(drafted)
+        num_accepted = min(outcome.num_accepted, num_drafted)
         sequence.tokens += tokens
         sequence.num_computed = len(sequence.tokens) - 1
         sequence.digest = extend(sequence.digest, tokens)
@@ -199,10 +201,10 @@ class VerifyEngine:
         text = sequence.detokenizer.push(_visible(tokens, sequence.stop_ids, reason))
         if reason is not None:
             text += sequence.detokenizer.flush()
-        tail = Tail(sequence.job, sequence.epoch, base, tokens, text, len(drafted), accepted)
+        tail = Tail(sequence.job, sequence.epoch, base, tokens, text, num_drafted, num_accepted)
         sequence.rounds += 1
-        sequence.num_drafted += len(drafted)
-        sequence.num_accepted += accepted
+        sequence.num_drafted += num_drafted
+        sequence.num_accepted += num_accepted
         if reason is not None:
             self._finish(sequence, tail, Ending(Status.SUCCEEDED, reason))
             return
