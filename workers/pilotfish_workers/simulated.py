@@ -2,7 +2,9 @@
 
 ``simulated:pass_ms=30,token_ms=0.5,vocab=512,agree=80,kv_tokens=65536`` names one. Its next token
 is a fixed function of position and last token, so that any two of them agree; a draft model with
-``agree`` below 100 drafts a wrong token at that share of positions. Imports no torch.
+``agree`` below 100 drafts a wrong token at that share of positions. With ``trace=FILE`` each pass
+adds a line to FILE: its start and end (monotonic nanoseconds) and the first block of each row's
+table, which stands for one sequence. Imports no torch.
 """
 
 from __future__ import annotations
@@ -31,15 +33,8 @@ class SimulatedModel:
     """A model whose passes take a given time."""
 
     def __init__(self, description: str) -> None:
-        options = dict(DEFAULTS)
-        for part in filter(None, description.removeprefix(PREFIX).split(",")):
-            name, _, value = part.partition("=")
-            try:
-                options[name] = float(value) if name in DEFAULTS else float("nan")
-            except ValueError:
-                options[name] = float("nan")
-            if options[name] != options[name]:
-                raise ConfigError(f"{part!r} is no option of a simulated model: {description}")
+        options, trace = _parse(description)
+        self._trace = open(trace, "a") if trace else None  # noqa: SIM115 - open as long as we are
         self._pass_seconds = options["pass_ms"] / 1000
         self._token_seconds = options["token_ms"] / 1000
         self._agree = int(options["agree"])
@@ -59,9 +54,14 @@ class SimulatedModel:
 
     def greedy(self, rows: Sequence[Rows]) -> list[list[int]]:
         """See `Model.greedy`; sleeps for as long as the pass is to take."""
+        started = time.monotonic_ns()
         seconds = self._pass_seconds + self._token_seconds * sum(len(r.tokens) for r in rows)
         if seconds > 0:
             time.sleep(seconds)
+        if self._trace is not None:
+            sequences = " ".join(str(row.blocks[0]) for row in rows)
+            self._trace.write(f"{started} {time.monotonic_ns()} {sequences}\n")
+            self._trace.flush()
         return [self._row(row) for row in rows]
 
     def _row(self, row: Rows) -> list[int]:
@@ -76,6 +76,24 @@ class SimulatedModel:
         right = mixed % self.info.vocab_size
         is_wrong = (mixed >> 8) % 100 >= self._agree
         return (right + 1) % self.info.vocab_size if is_wrong else right
+
+
+def _parse(description: str) -> tuple[dict[str, float], str | None]:
+    options, trace = dict(DEFAULTS), None
+    for part in filter(None, description.removeprefix(PREFIX).split(",")):
+        name, _, value = part.partition("=")
+        if name == "trace":
+            trace = value
+            continue
+        try:
+            if name not in DEFAULTS:
+                raise ValueError
+            options[name] = float(value)
+        except ValueError:
+            raise ConfigError(
+                f"{part!r} is no option of a simulated model: {description}"
+            ) from None
+    return options, trace
 
 
 class SimulatedText:
