@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from pilotfish_broker.dispatch import Dispatcher
 
 log = logging.getLogger(__name__)
+
+
+def close_app(app: Any) -> None:
+    """Close a Celery app's connections. Its pool belongs to all apps of the process that use the
+    same server, so it is emptied but stays usable."""
+    app.pool.resize(app.pool.limit, ignore_errors=True, reset=True)
+    app.close()
 
 
 class Connection:
@@ -95,9 +102,7 @@ class Connection:
         opened = self.__dict__
         if "_dispatcher" in opened:
             del opened["_dispatcher"]
-            app = opened.pop("_app")
-            app.pool.force_close_all()
-            app.close()
+            close_app(opened.pop("_app"))
         opened.pop("records", None)
         if (client := opened.pop("redis", None)) is not None:
             client.close()

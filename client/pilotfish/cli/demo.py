@@ -18,7 +18,7 @@ from pilotfish.cli.signals import unwinding
 from pilotfish.cli.targets import with_named_target, with_prepared_target
 from pilotfish.embedded import EmbeddedStack, StackPlan
 from pilotfish.result import Result
-from pilotfish.run_summary import summarise
+from pilotfish.run_summary import Summary, summarise
 from pilotfish_broker.settings import Settings
 from pilotfish_broker.spec import JobSpec, SamplingParams
 
@@ -77,13 +77,9 @@ def answer(plan: StackPlan, max_tokens: int) -> int:
         results = _collect(stack, display, kinds, console)
         failed = sum(bool(result.error) for result in results.values())
         summary = summarise(stack.client.records(jobs), failed=failed, startup_seconds=startup)
-    console.print(_table(plan.settings, {kinds[job]: results[job] for job in jobs}))
-    console.print(
-        f"{summary.completion_tokens} tokens in {summary.seconds:.1f} s: "
-        f"{summary.tokens_per_second:.1f} tokens/s, {summary.rounds} rounds, "
-        f"{summary.mean_tokens_per_round:.2f} tokens a round; "
-        f"started within {startup:.1f} s"
-    )
+        stack.mark_complete()
+    console.print(_table(plan.settings, {kinds[job]: results[job] for job in jobs}, summary))
+    console.print(f"workers were ready after {startup:.1f} s")
     return 1 if failed else 0
 
 
@@ -111,24 +107,22 @@ def _collect(
     return results
 
 
-def _table(settings: Settings, results: dict[str, Result]) -> Table:
+def _table(settings: Settings, results: dict[str, Result], total: Summary) -> Table:
     title = f"{settings.served_name}, drafts by {settings.draft}, decoding greedy"
-    table = Table(title=title)
-    table.add_column("prompt")
-    for name in ("tokens", "tokens/s", "rounds", "drafted", "accepted", "tokens a round"):
-        table.add_column(name, justify="right")
+    table = Table(title=title, show_footer=True)
+    table.add_column("prompt", "all together")
+    drafted, accepted = str(total.drafted), str(total.accepted)
+    foot = [*_cells(total.completion_tokens, total.seconds, total.rounds), drafted, accepted]
+    names = ("tokens", "tokens/s", "rounds", "tokens a round", "drafted", "accepted")
+    for name, sum_cell in zip(names, foot, strict=True):
+        table.add_column(name, sum_cell, justify="right")
     for kind, result in results.items():
         seconds = (result.finished_ms - result.started_ms) / 1000
-        table.add_row(kind, *_cells(result.completion_tokens, seconds, result))
+        cells = _cells(result.completion_tokens, seconds, result.rounds)
+        table.add_row(kind, *cells, str(result.drafted), str(result.accepted))
     return table
 
 
-def _cells(tokens: int, seconds: float, result: Result) -> list[str]:
-    return [
-        str(tokens),
-        f"{tokens / seconds:.1f}" if seconds > 0 else "",
-        str(result.rounds),
-        str(result.drafted),
-        str(result.accepted),
-        f"{tokens / result.rounds:.2f}" if result.rounds else "",
-    ]
+def _cells(tokens: int, seconds: float, rounds: int) -> list[str]:
+    speed = f"{tokens / seconds:.1f}" if seconds > 0 else ""
+    return [str(tokens), speed, str(rounds), f"{tokens / rounds:.2f}" if rounds else ""]

@@ -108,6 +108,7 @@ def run_embedded(plan: RunPlan) -> int:
 
             startup = time.monotonic() - started
             failed = _finish(plan, state, stack.client, model.name, display, watch, startup)
+            stack.mark_complete()
     except BaseException as error:
         _leave(plan, state, is_begun=progress.is_begun and not isinstance(error, ConfigError))
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from pilotfish.connection import close_app
 from pilotfish_broker.celery_app import make_app
 from pilotfish_broker.connection import connect
 from pilotfish_broker.dispatch import Dispatcher
@@ -42,8 +43,7 @@ def release_previous(settings: Settings) -> int:
                 reaper.tick()
                 time.sleep(SHORT_LEASE_SECONDS / 10)
         finally:
-            app.pool.force_close_all()
-            app.close()
+            close_app(app)
         return len(workers)
     finally:
         client.close()

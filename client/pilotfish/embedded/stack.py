@@ -13,7 +13,6 @@ from types import TracebackType
 
 from pilotfish.client import Client
 from pilotfish.embedded.lifeline import Lifeline
-from pilotfish.embedded.previous import release_previous
 from pilotfish.embedded.supervisor import ProcessFailed, Supervisor, tail
 from pilotfish.embedded.valkey import EmbeddedValkey
 from pilotfish.worker_command import KINDS, Command, Kind, require_worker_packages, worker_command
@@ -71,6 +70,7 @@ class EmbeddedStack:
         self._settings = plan.settings
         self._client: Client | None = None
         self._next_look = 0.0
+        self._is_complete = False
 
     def __enter__(self) -> EmbeddedStack:
         try:
@@ -111,6 +111,9 @@ class EmbeddedStack:
         Raises:
             ProcessFailed: the server does not come up.
         """
+        # it needs Celery, which `pilotfish --help` need not load
+        from pilotfish.embedded.previous import release_previous
+
         self.log_folder.mkdir(parents=True, exist_ok=True)
         self._start_server()
         self._settings = replace(self._plan.settings, broker_url=self._server.url, data_url=None)
@@ -161,12 +164,18 @@ class EmbeddedStack:
                 return
             time.sleep(POLL_SECONDS)
 
+    def mark_complete(self) -> None:
+        """All that anybody wanted is done: closing need not let workers take their leave, which
+        costs Celery some seconds."""
+        self._is_complete = True
+
     def close(self) -> None:
         """End all children, the server last; interrupted again, it kills them at once."""
         try:
             if self._client is not None:
                 self._client.close()
-            self._supervisor.stop()
+            if not self._is_complete:
+                self._supervisor.stop()
         finally:
             self._supervisor.kill()
             self._lifeline.close()

@@ -22,7 +22,7 @@ MOST_QUICK_DEATHS = 5
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 8.0
 CONFIG_STATUS = 2
-SAID = "pilotfish: "
+SAID = "pilotfish: "  # Celery may have put the time before it
 TAIL_LINES = 12
 TAIL_BYTES = 16_384
 GRACE_SECONDS = 5.0
@@ -154,5 +154,5 @@ def tail(log: Path) -> str:
 def reason(log: Path) -> str:
     """What a worker said when it refused: its own line, else the last one of the log."""
     lines = [line.strip() for line in tail(log).splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith(SAID)]
-    return (said or lines or [f"see {log}"])[-1].removeprefix(SAID)
+    said = [line.partition(SAID)[2] for line in lines if SAID in line]
+    return (said or lines or [f"see {log}"])[-1]

@@ -1,0 +1,111 @@
+"""Output lines, and what is left of an output file after a crash at any byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pilotfish.batch_lines import read_request
+from pilotfish.batch_output import OutputFile, output_line, repair
+from pilotfish.result import Result
+from pilotfish_broker.errors import InvalidRequest
+from pilotfish_broker.spec import Status
+
+
+def result(status: Status = Status.SUCCEEDED, error: str = "") -> Result:
+    return Result(
+        job_id="j1",
+        status=status,
+        model="m",
+        text="blå",
+        token_ids=[5, 6, 7],
+        finish_reason="stop",
+        error=error,
+        prompt_tokens=4,
+        rounds=2,
+        drafted=3,
+        accepted=1,
+        started_ms=1000,
+        finished_ms=2500,
+    )
+
+
+def test_a_completion_becomes_an_openai_line() -> None:
+    line = output_line(read_request(1, b'{"prompt": "x", "custom_id": "a"}'), result())
+    assert line["custom_id"] == "a"
+    assert line["error"] is None
+    assert line["response"]["status_code"] == 200
+    body = line["response"]["body"]
+    assert (body["object"], body["model"], body["created"]) == ("text_completion", "m", 2)
+    assert body["choices"] == [
+        {"index": 0, "text": "blå", "logprobs": None, "finish_reason": "stop"}
+    ]
+    assert body["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    assert body["metrics"]["speculative_decoding"] == {
+        "num_spec_steps": 2,
+        "num_draft_tokens": 3,
+        "num_accepted_draft_tokens": 1,
+        "mean_acceptance_length": 1.5,
+    }
+
+
+def test_a_chat_becomes_an_assistant_message() -> None:
+    request = read_request(1, b'{"messages": [{"role": "user", "content": "x"}]}')
+    body = output_line(request, result())["response"]["body"]
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "blå"}
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        (Status.FAILED, "too long", "too long"),
+        (Status.CANCELLED, "", "the job was cancelled"),
+        (Status.EXPIRED, "", "the job was expired"),
+    ],
+)
+def test_a_job_that_did_not_succeed_becomes_an_error(
+    status: Status, error: str, message: str
+) -> None:
+    line = output_line(read_request(3, b'{"prompt": "x"}'), result(status, error))
+    assert line["response"] is None
+    assert line["error"] == {"code": str(status), "message": message}
+
+
+def test_a_file_cut_at_any_byte_keeps_its_whole_lines_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    requests = [
+        read_request(n, json.dumps({"prompt": "x", "custom_id": f"å{n}"}).encode())
+        for n in range(3)
+    ]
+    with OutputFile(path) as output:
+        for request in requests:
+            output.write(output_line(request, result()))
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        with OutputFile(path) as output:
+            assert len(output.finished) == whole[:size].count(b"\n")
+            for request in requests:
+                if request.custom_id not in output.finished:
+                    output.write(output_line(request, result()))
+        assert path.read_bytes() == whole
+
+
+def test_failed_lines_are_known_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    request = read_request(1, b'{"prompt": "x"}')
+    with OutputFile(path) as output:
+        output.write(output_line(request, result(Status.FAILED, "no")))
+        assert output.finished == {"line-1": False}
+    assert repair(path) == {"line-1": False}
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"my notes\nand more\n")
+    with pytest.raises(InvalidRequest, match="line 1, is no output line"):
+        OutputFile(path)
+    assert path.read_bytes() == b"my notes\nand more\n"

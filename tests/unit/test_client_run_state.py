@@ -1,0 +1,92 @@
+"""The state folder: who may continue a run, and who is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pilotfish.run_state as run_state
+from pilotfish.run_state import RunState, job_id, run_key
+from pilotfish_broker.errors import InvalidRequest
+
+IDENTITY = {"input": "abc", "target": "t"}
+
+
+def test_the_same_arguments_continue_a_run(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    first = RunState(output, IDENTITY)
+    assert first.is_new
+    first.release()
+    output.write_text("something\n")
+    second = RunState(output, IDENTITY)
+    assert not second.is_new
+    assert second.key == first.key
+    second.release()
+
+
+def test_other_arguments_with_the_same_output_are_refused_by_name(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    RunState(output, IDENTITY).release()
+    with pytest.raises(InvalidRequest, match=r"different: target\)"):
+        RunState(output, {**IDENTITY, "target": "other"})
+    RunState(output, IDENTITY).release()  # the refusal let go of the lock
+
+
+def test_an_output_without_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("precious\n")
+    with pytest.raises(InvalidRequest, match="choose another -o"):
+        RunState(output, IDENTITY)
+    assert not (tmp_path / "out.jsonl.pilotfish").exists()
+
+
+def test_an_empty_output_is_no_obstacle(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.touch()
+    RunState(output, IDENTITY).remove()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="there is no folder"):
+        RunState(tmp_path / "nowhere" / "out.jsonl", IDENTITY)
+
+
+def test_a_second_run_on_the_same_output_is_refused_while_the_first_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_state, "LOCK_SECONDS", 0.0)
+    output = tmp_path / "out.jsonl"
+    state = RunState(output, IDENTITY)
+    with pytest.raises(InvalidRequest, match="another run is writing"):
+        RunState(output, IDENTITY)
+    state.release()
+    RunState(output, IDENTITY).release()
+
+
+def test_the_lock_is_held_as_long_as_a_process_of_the_run_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_state, "LOCK_SECONDS", 0.0)
+    output = tmp_path / "out.jsonl"
+    state = RunState(output, IDENTITY)
+    code = "import sys; sys.stdin.read()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=[state.lock]
+    )
+    state.release()
+    with pytest.raises(InvalidRequest, match="another run is writing"):
+        RunState(output, IDENTITY)
+    child.communicate(b"")
+    RunState(output, IDENTITY).release()
+
+
+def test_names_of_runs_and_jobs_depend_on_all_that_names_them() -> None:
+    key = run_key(IDENTITY)
+    assert key == run_key(dict(reversed(IDENTITY.items())))
+    assert key != run_key({**IDENTITY, "input": "x"})
+    assert job_id(key, "a") == job_id(key, "a")
+    assert len({job_id(key, "a"), job_id(key, "b"), job_id("other", "a")}) == 3
