@@ -13,6 +13,7 @@ from pathlib import Path
 import redis
 
 from pilotfish.worker_command import Command
+from pilotfish_broker.connection import connect
 from pilotfish_broker.errors import ConfigError
 
 SERVERS_ON_PATH = ("valkey-server", "redis-server")
@@ -77,7 +78,7 @@ class EmbeddedValkey:
 
     def answers(self) -> bool:
         """Whether it is up, its data loaded."""
-        client = redis.Redis.from_url(self.url, socket_timeout=1, socket_connect_timeout=1)
+        client = connect(self.url, retries=0, answer_seconds=1)
         try:
             client.ping()
         except redis.RedisError:  # not listening yet, loading, or somebody else's server

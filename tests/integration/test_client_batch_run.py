@@ -1,0 +1,215 @@
+"""`pilotfish run --broker` from end to end, the target being a worker that repeats the prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotfish.cli import run_command
+from pilotfish_broker.keys import Keys
+from pilotfish_broker.records import JobRecords
+from pilotfish_broker.spec import Status
+from tests.client_kit import CONTEXT, MODEL, VOCABULARY, Background, Speaker, serve_model
+
+pytestmark = pytest.mark.integration
+
+WAIT_SECONDS = 30
+
+
+class Parrot:
+    """A fleet of one worker that answers each job with its own prompt, one job at a time."""
+
+    def __init__(self, url: str, keys: Keys, most: int = 1_000_000) -> None:
+        self.speaker = Speaker(url, keys)
+        self.speaker.register(slots=1000)
+        self._keys = keys
+        self._records = JobRecords(self.speaker.client, keys, 60)
+        self._most = most
+        self.answered: Counter[str] = Counter()
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        names = (self._keys.pending(MODEL), self._keys.dispatched(MODEL))
+        while not self.stopped.wait(0.005):
+            for name in names:
+                for job in self.speaker.client.zrange(name, 0, -1):
+                    if sum(self.answered.values()) < self._most:
+                        self._answer(job.decode())
+
+    def _answer(self, job: str) -> None:
+        epoch = self.speaker.begin(job)
+        record = self._records.get(job)
+        text = str(record.spec.prompt)
+        self.answered[text] += 1
+        if text == "fail":
+            self.speaker.end(job, epoch, 0, Status.FAILED, "no luck", record.spec.group)
+            return
+        length = self.speaker.say(job, epoch, [([1, 2], text), ([3], "!")])
+        self.speaker.end(job, epoch, length, group=record.spec.group)
+
+
+@pytest.fixture
+def parrot(redis_url: str, redis_client: Any, keys: Keys) -> Iterator[Parrot]:
+    serve_model(redis_client, keys)
+    parrot = Parrot(redis_url, keys)
+    yield parrot
+    parrot.speaker.close()
+
+
+def write(tmp_path: Path, *lines: dict[str, Any]) -> tuple[str, Path]:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(source), tmp_path / "out.jsonl"
+
+
+def read(output: Path) -> dict[str, dict[str, Any]]:
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len({line["custom_id"] for line in lines}) == len(lines)
+    return {line["custom_id"]: line for line in lines}
+
+
+def run(parrot: Parrot, *arguments: str) -> int:
+    with Background(parrot.run):
+        try:
+            return run_command(["run", *arguments])
+        finally:
+            parrot.stopped.set()
+
+
+def test_every_request_is_answered_once(tmp_path: Path, redis_url: str, parrot: Parrot) -> None:
+    source, output = write(tmp_path, *({"prompt": f"p{n}"} for n in range(40)))
+    summary = tmp_path / "summary.json"
+    arguments = [source, "-o", str(output), "--broker", redis_url, "--summary", str(summary)]
+    assert run(parrot, *arguments) == 0
+    lines = read(output)
+    assert set(lines) == {f"line-{n}" for n in range(1, 41)}
+    for n in range(40):
+        body = lines[f"line-{n + 1}"]["response"]["body"]
+        assert body["choices"][0]["text"] == f"p{n}!"
+        assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    counts = json.loads(summary.read_text())
+    assert (counts["jobs"], counts["failed"], counts["completion_tokens"]) == (40, 0, 120)
+    assert (counts["rounds"], counts["drafted"], counts["accepted"]) == (80, 160, 40)
+    assert counts["mean_tokens_per_round"] == 1.5
+    assert counts["startup_seconds"] == 0
+    assert counts["seconds"] > 0
+    assert not (tmp_path / "out.jsonl.pilotfish").exists()
+
+
+def test_failed_requests_become_error_lines_and_status_1(
+    tmp_path: Path, redis_url: str, parrot: Parrot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write(tmp_path, {"prompt": "fail", "custom_id": "bad"}, {"prompt": "good"})
+    assert run(parrot, source, "-o", str(output), "--broker", redis_url) == 1
+    lines = read(output)
+    assert lines["bad"]["error"] == {"code": "failed", "message": "no luck"}
+    assert lines["line-2"]["response"]["status_code"] == 200
+    assert "1 of 2 jobs failed" in capsys.readouterr().err
+
+
+def test_a_killed_run_continues_with_exactly_what_is_missing(
+    tmp_path: Path, redis_url: str, redis_client: Any, keys: Keys
+) -> None:
+    serve_model(redis_client, keys)
+    source, output = write(tmp_path, *({"prompt": f"p{n}"} for n in range(30)))
+    arguments = [source, "-o", str(output), "--broker", redis_url]
+    first = Parrot(redis_url, keys, most=12)
+    code = "from pilotfish.cli import main; main()"
+    with Background(first.run):
+        command = subprocess.Popen([sys.executable, "-c", code, "run", *arguments])
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not output.exists() or output.read_bytes().count(b"\n") < 12:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        command.send_signal(signal.SIGKILL)
+        command.wait()
+        first.stopped.set()
+    first.speaker.close()
+    before = output.read_bytes()
+    output.write_bytes(before[:-20])  # the twelfth line was torn by the crash
+
+    changed = run_command(["run", *arguments, "--max-tokens", "7"])
+    assert changed == 2
+    assert output.read_bytes() == before[:-20]
+
+    second = Parrot(redis_url, keys)
+    assert run(second, *arguments) == 0
+    second.speaker.close()
+    assert set(read(output)) == {f"line-{n}" for n in range(1, 31)}
+    assert output.read_bytes().startswith(before[: before[:-20].rfind(b"\n") + 1])
+    answered = first.answered + second.answered
+    assert answered == Counter({f"p{n}": 1 for n in range(30)})
+
+
+def test_jobs_that_the_server_lost_are_submitted_again(
+    tmp_path: Path,
+    redis_url: str,
+    redis_client: Any,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pilotfish.batch_run.RECONCILE_SECONDS", 0.2)
+    serve_model(redis_client, keys)
+    source, output = write(tmp_path, {"prompt": "a"}, {"prompt": "b"})
+    parrot = Parrot(redis_url, keys)
+
+    def lose_then_serve() -> None:
+        while not redis_client.keys("pf:job:*"):
+            time.sleep(0.01)
+        redis_client.flushall()
+        serve_model(redis_client, keys)
+        parrot.speaker.register(slots=10)
+        parrot.run()
+
+    with Background(lose_then_serve):
+        status = run_command(["run", source, "-o", str(output), "--broker", redis_url])
+        parrot.stopped.set()
+    parrot.speaker.close()
+    assert status == 0
+    assert set(read(output)) == {"line-1", "line-2"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"prompt": [VOCABULARY]}, f"line 2: token id {VOCABULARY} is not below"),
+        ({"prompt": [1] * CONTEXT}, f"line 2: the prompt has {CONTEXT} tokens"),
+        ({"prompt": "x", "model": "other"}, "line 2: model 'other' is not served here"),
+    ],
+)
+def test_what_the_served_model_cannot_take_starts_nothing(
+    tmp_path: Path,
+    redis_url: str,
+    redis_client: Any,
+    keys: Keys,
+    capsys: pytest.CaptureFixture[str],
+    line: dict[str, Any],
+    said: str,
+) -> None:
+    serve_model(redis_client, keys)
+    source, output = write(tmp_path, {"prompt": "fine", "model": MODEL}, line)
+    assert run_command(["run", source, "-o", str(output), "--broker", redis_url]) == 2
+    assert said in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+    assert not redis_client.keys("pf:job:*")
+
+
+def test_a_deployment_that_never_served_the_model_is_refused(
+    tmp_path: Path, redis_url: str, redis_client: Any, keys: Keys
+) -> None:
+    serve_model(redis_client, keys)
+    source, output = write(tmp_path, {"prompt": "x"})
+    arguments = ["run", source, "-o", str(output), "--broker", redis_url, "--model", "other"]
+    assert run_command(arguments) == 2
+    assert os.listdir(tmp_path) == ["in.jsonl"]

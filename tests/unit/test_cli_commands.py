@@ -1,0 +1,208 @@
+"""The command line: one clear line for each error, and the exit status that belongs to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pilotfish.cli import cli, run_command
+from pilotfish.cli.options import WORKER_SETTINGS
+from pilotfish.cli.targets import with_named_target
+from pilotfish_broker.errors import ConfigError
+from pilotfish_broker.settings import Settings
+
+NOBODY = "redis://127.0.0.1:1/0"
+WORKER_WORDS = {f"--{name.replace('_', '-')}" for name in WORKER_SETTINGS}
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BROKER_URL", "DATA_URL", "TARGET", "MODEL", "DRAFT", "SLOTS"):
+        monkeypatch.delenv(f"PILOTFISH_{name}", raising=False)
+
+
+def file_of(tmp_path: Path, *lines: str) -> str:
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--broker", NOBODY],
+        ["submit", "hi", "--broker", NOBODY],
+        ["results", "a", "--broker", NOBODY],
+        ["cancel", "a", "--broker", NOBODY],
+    ],
+)
+def test_an_unreachable_broker_is_status_3_and_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(arguments) == 3
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("pilotfish: no answer from Redis at redis://127.0.0.1:1/0")
+    assert said.err.count("\n") == 1
+
+
+def test_a_run_on_an_unreachable_broker_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = file_of(tmp_path, '{"prompt": "x"}'), tmp_path / "out.jsonl"
+    assert run_command(["run", source, "-o", str(output), "--broker", NOBODY]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 1: malformed JSON"),
+        ('{"prompt": ""}', "line 1: the prompt is empty"),
+        ('{"prompt": "x", "max_tokens": 0}', "max_tokens must lie between 1"),
+        ('{"prompt": "x", "top_k": 4}', "'top_k'"),
+        ('{"prompt": "x", "model": "gpt-9"}', "model 'gpt-9' is not served here"),
+    ],
+)
+def test_a_file_that_cannot_be_served_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    source, output = file_of(tmp_path, line), tmp_path / "out.jsonl"
+    target = str(tmp_path / "model")
+    assert run_command(["run", source, "-o", str(output), "--target", target]) == 2
+    assert said in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "model"}
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--slots", "0"], "PILOTFISH_SLOTS='0' cannot be used"),
+        (["--speculation", "99"], "PILOTFISH_SPECULATION='99'"),
+        (["--dtype", "int4"], "PILOTFISH_DTYPE='int4'"),
+        (["--device", "tpu"], "PILOTFISH_DEVICE='tpu'"),
+        (["--target", "./nowhere"], "there is no model folder './nowhere'"),
+        (["--draft", "/no/where"], "there is no model folder '/no/where'"),
+        (["--summary", "/no/where/s.json"], "there is no folder /no/where"),
+        (["--verify-workers", "0"], "--verify-workers"),
+        (["--frobnicate"], "--frobnicate"),
+    ],
+)
+def test_a_wrong_option_is_status_2_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str], said: str
+) -> None:
+    source = file_of(tmp_path, '{"prompt": "x"}')
+    assert run_command(["run", source, "-o", str(tmp_path / "out"), *option]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_missing_input_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "nowhere.jsonl", "-o", "out.jsonl"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err
+
+
+def test_an_output_of_something_else_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    source, output = file_of(tmp_path, '{"prompt": "x"}'), tmp_path / "out.jsonl"
+    output.write_text("precious\n")
+    target = str(tmp_path / "model")
+    assert run_command(["run", source, "-o", str(output), "--target", target]) == 2
+    assert "choose another -o" in capsys.readouterr().err
+    assert output.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("kind", ["verify", "draft"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--target", "t", "--slots", "many"], "PILOTFISH_SLOTS='many' cannot be used"),
+        (["--target", "t", "--broker", "host:1"], "PILOTFISH_BROKER_URL"),
+        ([], "PILOTFISH_MODEL or PILOTFISH_TARGET must be set"),
+    ],
+)
+def test_a_worker_with_wrong_settings_never_starts(
+    capsys: pytest.CaptureFixture[str], kind: str, options: list[str], said: str
+) -> None:
+    assert run_command(["worker", kind, *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_wrong_variable_is_named_like_a_wrong_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTFISH_SLOTS", "-4")
+    assert run_command(["worker", "verify", "--target", "t"]) == 2
+    assert "PILOTFISH_SLOTS='-4' cannot be used" in capsys.readouterr().err
+
+
+def test_a_prompt_comes_from_one_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["submit"]) == 2
+    assert run_command(["submit", "hi", "--file", "x"]) == 2
+    assert run_command(["submit", "--file", "/no/where"]) == 1
+    assert "/no/where: No such file" in capsys.readouterr().err
+
+
+def test_worker_options_are_the_same_words_everywhere() -> None:
+    commands = [cli.commands[name] for name in ("run", "demo", "up")]
+    worker = cli.commands["worker"]
+    commands += list(worker.commands.values())  # type: ignore[attr-defined]
+    for command in commands:
+        words = {word for parameter in command.params for word in parameter.opts}
+        assert words >= WORKER_WORDS, command.name
+
+
+def test_each_command_explains_itself_with_an_example() -> None:
+    for name, command in cli.commands.items():
+        assert command.help, name
+        assert "Example:" in command.help, name
+        assert f"pilotfish {name}" in command.help, name
+
+
+def test_help_names_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--help"]) == 0
+    said = capsys.readouterr().out
+    for status in ("0 ", "1 ", "2 ", "3 ", "130 "):
+        assert f"\n    {status}" in said
+
+
+def test_an_interrupt_is_status_130(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pilotfish.cli import cli, main\n"
+        "cli.commands['status'].callback = lambda **_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "main(['status'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, "pilotfish: interrupted")
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{sys.executable} -c 'from pilotfish.cli import main; main()' --help | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "name"),
+    [
+        ({}, "SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"),
+        ({"target": "default"}, "default", "SmolLM2-135M-Instruct"),
+        ({"target": "default", "model": "x"}, "default", "x"),
+        ({"target": "org/name"}, "org/name", "name"),
+    ],
+)
+def test_a_target_has_a_name_to_be_served_by(given: dict[str, str], target: str, name: str) -> None:
+    settings = with_named_target(Settings.from_env({}, **given))
+    assert (settings.target, settings.model) == (target, name)
+
+
+def test_a_target_without_a_usable_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my model").mkdir()
+    with pytest.raises(ConfigError, match="set PILOTFISH_MODEL"):
+        with_named_target(Settings.from_env({}, target=str(tmp_path / "my model")))
