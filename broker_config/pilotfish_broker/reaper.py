@@ -37,6 +37,7 @@ class Reaper:
         self._dispatcher = dispatcher
         self._last_answer = time.monotonic()
         self._not_before = time.monotonic() + settings.lease_seconds
+        self._next_full = 0.0
 
     def tick(self) -> int:
         """Re-queue what dead workers owned and ring lost doorbells again.
@@ -70,8 +71,13 @@ class Reaper:
 
     def _reap(self) -> int:
         taken = 0
+        now = time.monotonic()
+        is_full = now >= self._next_full  # also jobs that a live owner no longer lists
+        if is_full:
+            self._next_full = now + self._settings.lease_seconds
         for worker in list_workers(self._client, self._keys):
-            taken += self._reap_jobs(worker.id)
+            if is_full or not worker.is_alive:
+                taken += self._reap_jobs(worker.id)
             if not worker.is_alive:
                 keys = forget_keys(self._keys, worker.id, worker.kind, worker.model)
                 if self._scripts.run("forget", keys, [worker.id, ""]) == b"forgotten":

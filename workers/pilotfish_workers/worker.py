@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import redis
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from pilotfish_broker.connection import check_server, connect
 from pilotfish_broker.dispatch import Dispatcher
@@ -26,7 +27,11 @@ from pilotfish_broker.reaper import TICK_SECONDS, Reaper
 from pilotfish_broker.settings import Settings
 
 HOUSEKEEPING_SECONDS = 0.1
-ENGINE_DIED = 70  # exit status (EX_SOFTWARE)
+DRAIN_SECONDS = 15.0
+ENGINE_DIED = 70  # exit statuses (EX_SOFTWARE and the one after it)
+DRAIN_FAILED = 71
+# what Redis or Celery's transport gets over
+PASSING = (redis.RedisError, OperationalError, OSError)
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +55,9 @@ class Worker(ABC):
         self.is_draining = threading.Event()
         self._stopped = threading.Event()
         self._wake = threading.Event()
+        self._drain_ends: float | None = None
+        self._renewal = Every(settings.lease_seconds / 3)
+        self._reaping = Every(TICK_SECONDS)
 
     @property
     def model_name(self) -> str:
@@ -167,7 +175,7 @@ class Worker(ABC):
             log.warning("could not take the worker off the record; its lease will end")
 
     def wake(self) -> None:
-        """Make the housekeeping look at the queue now: a slot became free."""
+        """Do the chores now: a slot became free, or a job came in."""
         self._wake.set()
 
     def _register(self) -> None:
@@ -175,35 +183,41 @@ class Worker(ABC):
         self.dispatcher.top_up(self.model_name)
 
     def _keep_house(self) -> None:
-        lease = self.settings.lease_seconds
-        next_renewal = time.monotonic() + lease / 3
-        next_reaping = time.monotonic()
-        was_draining = False
         while not self._stopped.is_set():
-            if not self.is_engine_alive and not self.is_draining.is_set():
+            self._watch_engine()
+            try:
+                self._do_chores()
+            except PASSING as error:
+                log.warning("housekeeping: %s; trying again", type(error).__name__)
+            except Exception:
+                # without its lease the worker would only pretend to work
+                log.exception("housekeeping failed; ending the process so that others take over")
+                os._exit(ENGINE_DIED)
+            self._wake.wait(HOUSEKEEPING_SECONDS)
+
+    def _watch_engine(self) -> None:
+        if not self.is_draining.is_set():
+            if not self.is_engine_alive:
                 log.critical("the engine has died; ending the process so that others take over")
                 os._exit(ENGINE_DIED)
-            if self.is_draining.is_set() and not was_draining:
-                was_draining = True
-                self.stop_engine()
-            woken = self._wake.is_set()
-            self._wake.clear()
-            now = time.monotonic()
-            try:
-                if now >= next_renewal:
-                    next_renewal = now + lease / 3
-                    self._renew()
-                if woken and not self.is_draining.is_set():
-                    self.dispatcher.top_up(self.model_name)
-                if now >= next_reaping:
-                    next_reaping = now + TICK_SECONDS
-                    self._reaper.tick()
-                self.tick()
-            except redis.RedisError as error:
-                log.warning("housekeeping: %s; trying again", type(error).__name__)
-            except OSError as error:  # kombu's connection errors that are no RedisError
-                log.warning("housekeeping: %s; trying again", type(error).__name__)
-            self._wake.wait(HOUSEKEEPING_SECONDS)
+            return
+        if self._drain_ends is None:
+            self._drain_ends = time.monotonic() + DRAIN_SECONDS
+            self.stop_engine()
+        elif time.monotonic() > self._drain_ends and self.is_engine_alive:
+            log.critical("the engine does not let go of its jobs; their lease will end")
+            os._exit(DRAIN_FAILED)
+
+    def _do_chores(self) -> None:
+        woken = self._wake.is_set()
+        self._wake.clear()
+        if self._renewal.is_due():
+            self._renew()
+        if woken and not self.is_draining.is_set():
+            self.dispatcher.top_up(self.model_name)
+        if self._reaping.is_due():
+            self._reaper.tick()
+        self.tick()
 
     def _renew(self) -> None:
         outcomes = self._leases.renew(self.held())
@@ -213,6 +227,22 @@ class Worker(ABC):
             self._register()
         else:
             self.on_renewal(outcomes)
+
+
+class Every:
+    """Says when something is to be done that is done every so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next = time.monotonic() + seconds
+
+    def is_due(self) -> bool:
+        """Whether it is time; if so, the next time is a period from now."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
 
 
 def require_target(settings: Settings) -> str:

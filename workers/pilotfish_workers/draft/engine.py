@@ -18,6 +18,8 @@ from pilotfish_workers.draft.source import DraftSource
 
 IDLE_SECONDS = 0.5
 OPEN_AGAIN_SECONDS = 1.0
+SILENCE_SECONDS = 5.0  # then the verify worker is asked whether the session still stands
+LEAVING = "the draft worker is leaving"
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,9 @@ class DraftEngine:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pilotfish-engine", daemon=True)
         self._is_stopping = False
+        self._door = threading.Lock()  # nobody comes in once the engine has left
+        self._has_left = False
+        self._inside: set[DraftSession] = set()  # all whose futures are to be resolved
         self.failure: BaseException | None = None
         self.num_iterations = 0
 
@@ -58,14 +63,20 @@ class DraftEngine:
 
     def add(self, session: DraftSession) -> None:
         """Take a session in; its future resolves when it is closed."""
-        self._events.put(lambda: self._add(session))
+        with self._door:
+            if not self._has_left:
+                self._inside.add(session)
+                session.future.add_done_callback(lambda _: self._inside.discard(session))
+                self._events.put(lambda: self._add(session))
+                return
+        session.future.set_exception(SessionRefused(LEAVING))
 
     def deliver(self, frames: list[Frame]) -> None:
         """Frames from verify workers."""
         self._events.put(lambda: self._receive(frames))
 
     def close_where(self, is_over: Callable[[DraftSession], bool], reason: str) -> None:
-        """Close the sessions for which `is_over` holds, without a word to the verify worker."""
+        """Close the sessions for which `is_over` holds."""
         self._events.put(lambda: self._close_where(is_over, reason))
 
     def stop(self) -> None:
@@ -100,6 +111,11 @@ class DraftEngine:
         except BaseException as error:
             self.failure = error
             log.exception("the engine died")
+        finally:
+            with self._door:
+                self._has_left = True
+            for session in list(self._inside):
+                session.future.set_exception(SessionRefused(LEAVING))
 
     def _read_events(self) -> None:
         """Run all events that wait; block for the first while there is nothing to draft."""
@@ -135,11 +151,15 @@ class DraftEngine:
         self._post(session, session.open_frame(self._inbox))
 
     def _open_again(self) -> None:
-        """An Open that nothing answered may have been lost."""
-        due = time.monotonic() - OPEN_AGAIN_SECONDS
+        """An Open that nothing answered may have been lost; so may the Close of a session in
+        which nothing has come for long."""
+        now = time.monotonic()
         for session in self._sessions.values():
-            if session.is_opened and session.last_open < due:
-                self._open(session)
+            is_silent = session.is_prepared and now - session.last_frame > SILENCE_SECONDS
+            pause = OPEN_AGAIN_SECONDS if session.is_opened else SILENCE_SECONDS
+            if (session.is_opened or is_silent) and now - session.last_open > pause:
+                session.last_open = now
+                self._post(session, session.open_frame(self._inbox))
 
     def _post(self, session: DraftSession, frame: Frame) -> None:
         self._outgoing.setdefault(session.verify_inbox, []).append(frame)
@@ -180,6 +200,8 @@ class DraftEngine:
         if session is None or session.epoch != frame.epoch:
             return
         session.last_frame = time.monotonic()
+        if session.handle is not None and session.handle != frame.session:
+            self._by_handle.pop(session.handle, None)  # its verdicts mean another session now
         self._by_handle[frame.session] = session
         self._learn(session, session.on_sync(frame))
 
@@ -197,12 +219,20 @@ class DraftEngine:
 
     def _on_close(self, frame: Close) -> None:
         session = self._sessions.get(frame.job)
-        if session is not None and session.epoch == frame.epoch:
+        if session is None or session.epoch != frame.epoch:
+            return
+        if frame.session in (0, session.handle):  # 0 refuses an Open
             self._close(session, frame.reason)
 
     def _close_where(self, is_over: Callable[[DraftSession], bool], reason: str) -> None:
         for session in [s for s in self._sessions.values() if is_over(s)]:
-            self._close(session, reason)
+            self._part(session, reason)
+
+    def _part(self, session: DraftSession, reason: str) -> None:
+        """Close a session from here; a verify worker that still counts on it must know."""
+        if session.handle is not None:
+            self._post(session, Close(session.job, session.epoch, session.handle, reason))
+        self._close(session, reason)
 
     def _close(self, session: DraftSession, reason: str) -> None:
         self._sessions.pop(session.job, None)
@@ -220,10 +250,6 @@ class DraftEngine:
         self._is_stopping = True
 
     def _leave(self) -> None:
-        reason = "the draft worker is leaving"
         for session in self.sessions():
-            if session.handle is not None:
-                frame = Close(session.job, session.epoch, session.handle, reason)
-                self._post(session, frame)
-            self._close(session, reason)
+            self._part(session, LEAVING)
         self._send()

@@ -102,7 +102,7 @@ class ModelSource:
         memory, tokens = step.memory, step.draft.tokens
         if step.k:
             memory.num_computed = min(memory.num_computed, len(tokens) - 1)  # its logits are needed
-        pending = len(tokens) - memory.num_computed
+        pending = max(0, len(tokens) - memory.num_computed)
         count = min(pending, max(budget, 1 if step.k and pending == 1 else 0))
         step.is_behind = count < pending
         if count == 0 or not self._can_run(step, memory.num_computed + count):
@@ -148,9 +148,9 @@ class ModelSource:
             (entry for entry in self._live.values() if entry[1].last_used < self._clock),
             key=lambda entry: entry[1].last_used,
         )
+        if need > pool.num_free + sum(len(entry[1].blocks) for entry in idle):
+            return False  # in vain
         while not pool.can_allocate(need):
-            if not idle:
-                return False
             self._evict(*idle.pop(0))
         memory.blocks += pool.allocate(need)
         return True

@@ -8,6 +8,7 @@ from typing import Any
 
 from pilotfish_broker.digest import extend
 from pilotfish_broker.messages import Open, Proposal, Sync, Verdict
+from pilotfish_broker.settings import MAX_DRAFT_TOKENS
 from pilotfish_workers.draft.source import Draft
 
 
@@ -85,7 +86,8 @@ class DraftSession:
         del self.digests[frame.base + 1 :]
         self.draft.tokens += frame.tokens
         self._append_digests(frame.tokens)
-        self.proposed, self.k, self.is_opened = None, frame.k, False
+        self.proposed, self.is_opened = None, False
+        self.k = min(frame.k, MAX_DRAFT_TOKENS)
         return num_valid
 
     def on_verdict(self, frame: Verdict) -> int | None:
@@ -102,7 +104,7 @@ class DraftSession:
         tokens = [*proposed[: frame.accepted], frame.token]
         self.draft.tokens += tokens
         self._append_digests(tokens)
-        self.proposed, self.k = None, frame.k
+        self.proposed, self.k = None, min(frame.k, MAX_DRAFT_TOKENS)
         self.rounds += 1
         self.num_accepted += frame.accepted
         return num_valid

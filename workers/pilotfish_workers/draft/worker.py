@@ -24,7 +24,7 @@ from pilotfish_workers.draft.ngram import NgramSource
 from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import Draft, DraftSource
 from pilotfish_workers.loading import Tokens, load
-from pilotfish_workers.worker import Worker
+from pilotfish_workers.worker import Every, Worker
 
 LOOK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
@@ -49,7 +49,7 @@ class DraftWorker(Worker):
         super().__init__(settings, app)
         self._tokens: Tokens | None = None
         self._compared: dict[str, str] = {}  # target's tokenizer fingerprint → refusal, or ""
-        self._next_look = 0.0
+        self._look = Every(LOOK_SECONDS)
 
     def open(self) -> dict[str, str | int]:
         settings = self.settings
@@ -147,10 +147,9 @@ class DraftWorker(Worker):
         """Sessions live on; verify workers that closed them say so."""
 
     def tick(self) -> None:
-        now = time.monotonic()
-        if now < self._next_look:
+        if not self._look.is_due():
             return
-        self._next_look = now + LOOK_SECONDS
+        now = time.monotonic()
         alive = live_workers(self.client, self.keys, "verify", self.model_name)
         self._engine.close_where(
             lambda session: session.verify_worker not in alive, "the verify worker is gone"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -28,6 +29,7 @@ PASSING = (
 )
 
 Reply = TypeVar("Reply")
+Outcomes = dict[tuple[str, int], str]  # by job and epoch: an old epoch must not speak for a new one
 log = logging.getLogger(__name__)
 
 
@@ -69,9 +71,10 @@ class Committer:
         self._ownership = ownership
         self._inbox_frames = inbox_frames
         self._rounds: queue.SimpleQueue[Round | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[dict[str, str] | Exception] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcomes | Exception] = queue.SimpleQueue()
         self._is_busy = False
         self._stopped = threading.Event()
+        self._give_up_at = math.inf  # monotonic seconds
         self._thread = threading.Thread(target=self._run, name="pilotfish-commit", daemon=True)
         self.last_seconds = 0.0
 
@@ -86,6 +89,10 @@ class Committer:
         if self._thread.ident is not None:
             self._thread.join(timeout=5)
 
+    def give_up_after(self, seconds: float) -> None:
+        """From then on, send nothing again that Redis does not answer. From any thread."""
+        self._give_up_at = min(self._give_up_at, time.monotonic() + seconds)
+
     def submit(self, round_: Round) -> None:
         """Hand a round over. The one before must have been collected."""
         if self._is_busy:
@@ -93,12 +100,13 @@ class Committer:
         self._is_busy = True
         self._rounds.put(round_)
 
-    def collect(self, *, wait: bool) -> dict[str, str]:
-        """Outcomes by job of the round under way; empty when there is none (or, without `wait`,
+    def collect(self, *, wait: bool) -> Outcomes:
+        """Outcomes of the round under way; empty when there is none (or, without `wait`,
         when it is not done).
 
         Raises:
             redis.ResponseError: Redis refused the round for a reason that no repetition heals.
+            Exception: whatever else went wrong on the thread.
         """
         if not self._is_busy:
             return {}
@@ -116,20 +124,20 @@ class Committer:
             started = time.perf_counter()
             try:
                 self._outcomes.put(self._write(round_))
-            except redis.ResponseError as error:
+            except Exception as error:  # the engine must hear of it, or it would wait for ever
                 self._outcomes.put(error)
             self.last_seconds = time.perf_counter() - started
             self.on_done()
 
-    def _write(self, round_: Round) -> dict[str, str]:
-        outcomes: dict[str, str] = {}
+    def _write(self, round_: Round) -> Outcomes:
+        outcomes: Outcomes = {}
         if round_.commits:
             replies = self._until_answered(lambda: self._ownership.commit(round_.commits))
-            jobs: Sequence[str] = [item.tail.job for item in round_.commits]
+            jobs = [(item.tail.job, item.tail.epoch) for item in round_.commits]
             outcomes.update(zip(jobs, replies or ["fenced"] * len(jobs), strict=True))
         for item in round_.finishes:
             reply = self._until_answered(partial(self._finish, item))
-            outcomes[item.tail.job] = reply or "fenced"
+            outcomes[item.tail.job, item.tail.epoch] = reply or "fenced"
         if round_.frames:
             self._until_answered(lambda: self._send(round_.frames))
         return outcomes
@@ -145,7 +153,7 @@ class Committer:
             try:
                 return call()
             except PASSING as error:
-                if self._stopped.is_set():
+                if self._stopped.is_set() or time.monotonic() >= self._give_up_at:
                     return None
                 log.warning("commit: %s; trying again", type(error).__name__)
                 self._stopped.wait(RETRY_SECONDS)

@@ -14,6 +14,7 @@ from pilotfish_workers.verify.sessions import Sessions
 
 LATE_REST_ROUNDS = 64
 EMPTY_REST_ROUNDS = 4
+MOST_LATE = 8  # proposals in a row; then the session is taken for dead
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Drafting:
                     self.num_stale += 1
 
     def next_frame(
-        self, sequence: Sequence, base: int, drafted: int, outcome: Outcome
+        self, sequence: Sequence, base: int, drafted: int, outcome: Outcome, round_: Round
     ) -> Frame | None:
         """What the drafter is told after a round that began at `base`, with K for the next.
 
@@ -57,6 +58,10 @@ class Drafting:
             return None
         if session.is_asked:  # the round went ahead without the proposal it had asked for
             sequence.draft_length.miss(LATE_REST_ROUNDS)
+            session.num_late += 1
+            if session.num_late >= MOST_LATE:  # the drafter may have forgotten it: start afresh
+                self.close(sequence, "no proposal came in time", round_)
+                return None
         session.is_asked = False
         k = sequence.draft_length.choose(sequence.most_drafts)
         if k == 0:
@@ -88,11 +93,15 @@ class Drafting:
             frame = Close(sequence.job, sequence.epoch, session.handle, reason)
             round_.post(session.inbox, frame)
 
-    def close_dead(self, alive: Collection[str]) -> None:
-        """End the sessions whose draft worker is not among `alive`."""
+    def close_dead(self, alive: Collection[str], round_: Round) -> None:
+        """End the sessions whose draft worker is not among `alive`.
+
+        It is told all the same: a worker whose lease only lapsed would keep a session that
+        nobody answers.
+        """
         for sequence in self._sessions.of_dead_workers(alive):
             log.warning("job %s: its draft worker is gone", sequence.job)
-            self._sessions.close(sequence)
+            self.close(sequence, "the draft worker's lease has ended", round_)
 
     def _on_open(self, frame: Open, round_: Round) -> None:
         sequence = self._active.get(frame.job)
@@ -115,8 +124,12 @@ class Drafting:
             return
         self.num_stale += 1
         if frame.base == sequence.committed and frame.digest != sequence.digest:
-            # the drafter holds other tokens than we committed: give it all of them
-            sequence.session.known, sequence.session.wants_sync = 0, True
+            # the drafter holds other tokens than we committed: give it all of them, after a rest,
+            # or one whose tokens never fit would keep the job waiting for ever
+            session = sequence.session
+            session.known, session.wants_sync, session.is_asked = 0, True, False
+            sequence.await_until = None
+            sequence.draft_length.miss(LATE_REST_ROUNDS)
 
     def _on_close(self, frame: Close) -> None:
         sequence = self._sessions.find(frame.session)

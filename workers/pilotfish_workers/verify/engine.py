@@ -21,12 +21,13 @@ from pilotfish_broker.spec import Status
 from pilotfish_workers.model.interface import BAD_LOGITS, Model, Rows
 from pilotfish_workers.speculative.accept import Outcome, accept_greedy
 from pilotfish_workers.speculative.stops import cut
-from pilotfish_workers.verify.committer import Committer, Finish, Round
+from pilotfish_workers.verify.committer import Committer, Finish, Outcomes, Round
 from pilotfish_workers.verify.drafting import Drafting
 from pilotfish_workers.verify.scheduler import Scheduler, Work
 from pilotfish_workers.verify.sequence import Sequence
 
 IDLE_SECONDS = 0.5
+LEAVE_SECONDS = 5.0  # how long a leaving engine tries to reach Redis
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +60,14 @@ class VerifyEngine:
         self._scheduler = Scheduler(model.pool, prefill_tokens)
         self._active: dict[str, Sequence] = {}
         self._drafting = Drafting(self._active, model.info.vocab_size)
-        self._ending: dict[str, tuple[Sequence, Ending]] = {}
+        self._ending: dict[tuple[str, int], tuple[Sequence, Ending]] = {}
         self._round = Round()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pilotfish-engine", daemon=True)
         self._is_stopping = False
+        self._door = threading.Lock()  # nobody comes in once the engine has left
+        self._has_left = False
+        self._inside: set[Sequence] = set()  # all whose futures are to be resolved
         self.failure: BaseException | None = None
         self.num_iterations = 0
 
@@ -77,7 +81,13 @@ class VerifyEngine:
 
     def add(self, sequence: Sequence) -> None:
         """Take a claimed job in; its future resolves when it is done here."""
-        self._events.put(lambda: self._add(sequence))
+        with self._door:
+            if not self._has_left:
+                self._inside.add(sequence)
+                sequence.future.add_done_callback(lambda _: self._inside.discard(sequence))
+                self._events.put(lambda: self._add(sequence))
+                return
+        sequence.future.set_exception(Drained())
 
     def deliver(self, frames: list[Frame]) -> None:
         """Frames from draft workers."""
@@ -93,10 +103,11 @@ class VerifyEngine:
 
     def draft_workers_alive(self, alive: set[str]) -> None:
         """Close the sessions of draft workers that are not among `alive`."""
-        self._events.put(lambda: self._drafting.close_dead(alive))
+        self._events.put(lambda: self._drafting.close_dead(alive, self._round))
 
     def stop(self) -> None:
         """Stop after the iteration under way; jobs that are not done fail with `Drained`."""
+        self._committer.give_up_after(LEAVE_SECONDS)
         self._events.put(self._mark_stopping)
 
     def join(self, timeout: float | None = None) -> None:
@@ -163,7 +174,7 @@ class VerifyEngine:
         targets = self._model.greedy(rows)
         self._handle(self._committer.collect(wait=True))
         for item, target in zip(work, targets, strict=True):
-            if item.sequence.job in self._active:
+            if self._active.get(item.sequence.job) is item.sequence:
                 self._settle(item, target)
         self._submit()
 
@@ -180,15 +191,14 @@ class VerifyEngine:
         sequence.num_computed += work.num_tokens
         if not work.is_decoding:
             return
-        if BAD_LOGITS in targets:
-            self._fail(sequence, "the target's logits hold NaN or infinity for this job")
-            return
-        outcome = accept_greedy(work.drafted, targets)
-        self._commit(sequence, work.drafted, outcome)
+        self._commit(sequence, work.drafted, accept_greedy(work.drafted, targets))
 
     def _commit(self, sequence: Sequence, drafted: list[int], outcome: Outcome) -> None:
         base = sequence.committed
         tokens, reason = cut(outcome.tokens(drafted), sequence.stop_ids, sequence.remaining)
+        if BAD_LOGITS in tokens:  # behind a rejected draft or a stop token they harm nobody
+            self._fail(sequence, "the target's logits hold NaN or infinity for this job")
+            return
         # drafts behind a stop token were never judged: they count as neither drafted nor accepted
         num_drafted = min(len(drafted), len(tokens)) if reason == "stop" else len(drafted)
         num_accepted = min(outcome.num_accepted, num_drafted)
@@ -209,7 +219,7 @@ class VerifyEngine:
             self._finish(sequence, tail, Ending(Status.SUCCEEDED, reason))
             return
         self._scheduler.trim(sequence)
-        frame = self._drafting.next_frame(sequence, base, len(drafted), outcome)
+        frame = self._drafting.next_frame(sequence, base, len(drafted), outcome, self._round)
         sequence.in_flight = True
         inbox = sequence.session.inbox if sequence.session is not None else ""
         self._round.commits.append(Commit(tail, frame, inbox))
@@ -219,22 +229,23 @@ class VerifyEngine:
         self._finish(sequence, tail, Ending(Status.FAILED, "error", message))
 
     def _finish(self, sequence: Sequence, tail: Tail, ending: Ending) -> None:
-        self._ending[sequence.job] = (sequence, ending)
+        self._ending[sequence.job, sequence.epoch] = (sequence, ending)
         self._round.finishes.append(Finish(tail, ending, sequence.spec.group))
         self._let_go(sequence, f"the job ended: {ending.status}")
 
     def _let_go(self, sequence: Sequence, reason: str) -> None:
         self._drafting.close(sequence, reason, self._round)
         self._scheduler.remove(sequence)
-        self._active.pop(sequence.job, None)
+        if self._active.get(sequence.job) is sequence:
+            del self._active[sequence.job]
 
     # --- outcomes and events -------------------------------------------------------------------
 
-    def _handle(self, outcomes: dict[str, str]) -> None:
-        for job, outcome in outcomes.items():
-            if job in self._ending:
-                self._resolve(*self._ending.pop(job), outcome)
-            elif (sequence := self._active.get(job)) is not None:
+    def _handle(self, outcomes: Outcomes) -> None:
+        for (job, epoch), outcome in outcomes.items():
+            if (job, epoch) in self._ending:
+                self._resolve(*self._ending.pop((job, epoch)), outcome)
+            elif (sequence := self._active.get(job)) is not None and sequence.epoch == epoch:
                 sequence.in_flight = False
                 if outcome == "fenced":
                     self._drop(job, Fenced(f"job {job} has another owner"))
@@ -255,6 +266,7 @@ class VerifyEngine:
 
     def _add(self, sequence: Sequence) -> None:
         most = sequence.num_prompt + sequence.limit
+        self._drop(sequence.job, Fenced(f"job {sequence.job} was claimed again"))
         self._active[sequence.job] = sequence
         if not self._scheduler.can_ever_fit(most):
             pool = self._model.pool
@@ -291,16 +303,26 @@ class VerifyEngine:
         self._is_stopping = True
 
     def _leave(self) -> None:
-        if self.failure is None:
-            self._handle(self._committer.collect(wait=True))
-            for sequence in list(self._active.values()):
-                self._let_go(sequence, "the verify worker is leaving")
+        try:
+            if self.failure is None:
+                self._hand_back()
+        except Exception as error:
+            self.failure = error
+            log.exception("the engine died while it left")
+        finally:
+            with self._door:
+                self._has_left = True
+            self._committer.stop()
+            for sequence in list(self._inside):
                 sequence.future.set_exception(Drained())
-            self._submit()
-            self._handle(self._committer.collect(wait=True))
-        self._committer.stop()
-        for sequence in (*self._active.values(), *(item[0] for item in self._ending.values())):
-            sequence.future.set_exception(Drained())
+
+    def _hand_back(self) -> None:
+        """Let all jobs go in good order, those included that are only now coming in."""
+        self._handle(self._committer.collect(wait=True))
+        for sequence in list(self._active.values()):
+            self._let_go(sequence, "the verify worker is leaving")
+        self._submit()
+        self._handle(self._committer.collect(wait=True))
 
 
 def _rows(work: Work) -> Rows:

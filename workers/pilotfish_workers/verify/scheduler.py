@@ -82,12 +82,20 @@ class Scheduler:
         del sequence.blocks[keep:]
 
     def _admit(self) -> None:
+        """Let in whoever fits beside the running ones; with less than that, a prompt would be
+        computed again and again, each time preempted before it is done."""
+        free = self._pool.num_free - sum(self._missing(item) for item in self.running)
         while self.waiting:
-            first = self.waiting[0]
-            need = self._pool.num_blocks_for(min(len(first.tokens), self._prefill_tokens) + 1)
-            if self.running and not self._pool.can_allocate(need):
+            need = self._missing(self.waiting[0])
+            if self.running and need > free:
                 return
+            free -= need
             self.running.append(self.waiting.pop(0))
+
+    def _missing(self, sequence: Sequence) -> int:
+        """Blocks that it still needs for its tokens and the next one."""
+        need = self._pool.num_blocks_for(len(sequence.tokens) + 1)
+        return max(0, need - len(sequence.blocks))
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make the table cover `num_tokens` more, preempting others if need be."""

@@ -28,6 +28,7 @@ class Session:
         is_asked: a proposal is outstanding.
         asked: base → when a proposal for it was asked for (monotonic seconds), recent ones only.
         wants_sync: the drafter asked for the tokens from `known` on.
+        num_late: rounds in a row that went ahead without the proposal they had asked for.
     """
 
     handle: int
@@ -37,6 +38,7 @@ class Session:
     is_asked: bool = False
     asked: dict[int, float] = field(default_factory=dict)
     wants_sync: bool = True
+    num_late: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -82,7 +82,7 @@ class Sessions:
             return False
         if not session.is_asked:
             return False  # a copy, or an answer to a question that was withdrawn
-        session.is_asked = False
+        session.is_asked, session.num_late = False, 0
         sequence.await_until = None
         sequence.drafted = _leading_valid(frame.tokens[:MAX_DRAFT_TOKENS], vocab_size)
         return True
@@ -98,7 +98,10 @@ class Sessions:
         session.asked[sequence.committed] = now
         if len(session.asked) > ASKS_KEPT:
             del session.asked[next(iter(session.asked))]
-        sequence.await_until = now + self.wait_seconds
+        deadline = now + self.wait_seconds
+        if sequence.await_until is not None:  # asking again must not make the job wait longer
+            deadline = min(deadline, sequence.await_until)
+        sequence.await_until = deadline
 
     @property
     def wait_seconds(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,9 +27,9 @@ from pilotfish_workers.verify.draft_length import DraftLength
 from pilotfish_workers.verify.draft_requests import DraftRequests
 from pilotfish_workers.verify.engine import Drained, VerifyEngine
 from pilotfish_workers.verify.sequence import Sequence
-from pilotfish_workers.worker import Worker, require_target
+from pilotfish_workers.worker import Every, Worker, require_target
 
-LOOK_FOR_DRAFTERS_SECONDS = 1.0
+LOOK_FOR_DRAFTERS_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class VerifyWorker(Worker):
         self._held: dict[str, int] = {}
         self._text_lock = threading.Lock()  # fast tokenizers refuse to be used by two threads
         self._drafters: set[str] = set()
-        self._next_look = 0.0
+        self._look = Every(LOOK_FOR_DRAFTERS_SECONDS)
 
     def open(self) -> dict[str, str | int]:
         settings, name = self.settings, self.model_name
@@ -106,6 +105,7 @@ class VerifyWorker(Worker):
         try:
             sequence = self._prepare(job, epoch)
             self._engine.add(sequence)
+            self.wake()  # its draft session is asked for at once
             return sequence.future.result()
         except Drained:
             self._ownership.release(job, epoch)
@@ -213,9 +213,7 @@ class VerifyWorker(Worker):
             self._engine.drop(job)
 
     def tick(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_FOR_DRAFTERS_SECONDS
+        if self._look.is_due():
             self._drafters = live_workers(self.client, self.keys, "draft", self.model_name)
             self._engine.draft_workers_alive(self._drafters)
         if self._drafters and not self.is_draining.is_set():
