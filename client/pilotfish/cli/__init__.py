@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit status. Errors of ours become one line each."""
+    # what the broker side logs is for workers' logs; people get the lines that commands print
+    logging.getLogger("pilotfish_broker").addHandler(logging.NullHandler())
     try:
         outcome = cli.main(arguments, prog_name="pilotfish", standalone_mode=False)
         return outcome if isinstance(outcome, int) else 0

@@ -58,7 +58,7 @@ def answer(plan: StackPlan, max_tokens: int) -> int:
     """Run the prompts on a stack of their own; gives the exit status."""
     started = time.monotonic()
     console = Console(highlight=False)
-    with RunDisplay(len(PROMPTS)) as display, EmbeddedStack(plan) as stack:
+    with RunDisplay(len(PROMPTS), console) as display, EmbeddedStack(plan) as stack:
         display.awaiting(stack.await_ready(), plan.wanted)
         startup = time.monotonic() - started
         display.begin(0)

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line now and then elsewhere. All on standard error."""
+"""How far a run is: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ PLAIN_SECONDS = 10.0
 
 
 class RunDisplay:
-    """Shows a run. A context manager; what it shows is left on the screen."""
+    """Shows a run. A context manager; what it shows is left on the screen.
 
-    def __init__(self, total: int) -> None:
-        self._console = Console(stderr=True, highlight=False)
+    Args:
+        total: how many jobs there are.
+        console: where to show it; standard error unless something else is printed meanwhile.
+    """
+
+    def __init__(self, total: int, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -78,22 +83,25 @@ class RunDisplay:
         """Count a job that has ended."""
         self._done += 1
         self._tokens_ended += result.completion_tokens
-        self._bar.update(self._task, completed=self._done)
+        self._tokens = max(self._tokens, self._tokens_ended)
+        self._bar.update(self._task, completed=self._done, speed=self._speed())
 
     def running(self, tokens: int) -> None:
         """Show the tokens so far, those of running jobs included."""
         self._tokens = max(self._tokens, self._tokens_ended + tokens)
         now = time.monotonic()
-        speed = self._tokens / max(now - self._started, 0.001)
-        text = f"{self._tokens} tokens, {speed:.0f} tokens/s"
-        self._bar.update(self._task, speed=text)
+        self._bar.update(self._task, speed=self._speed())
         if not self._console.is_terminal and now - self._last_line > PLAIN_SECONDS:
             self._last_line = now
-            self.note(f"{self._done}/{self._total} jobs, {text}")
+            self.note(f"{self._done}/{self._total} jobs, {self._speed()}")
 
     def note(self, text: str) -> None:
         """Print a line of its own."""
         self._bar.console.print(text, markup=False, soft_wrap=True)
+
+    def _speed(self) -> str:
+        seconds = max(time.monotonic() - self._started, 0.001)
+        return f"{self._tokens} tokens, {self._tokens / seconds:.0f} tokens/s"
 
 
 def _counted(wanted: Mapping[str, int]) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
+
 from pilotfish.batch_lines import Request, check_each
 from pilotfish.batch_output import OutputFile, repair
 from pilotfish.batch_run import BatchRun
@@ -131,7 +133,7 @@ def run_deployed(plan: RunPlan) -> int:
                 watch = _live_watch(client, model.name, display)
                 failed = _finish(plan, state, client, model.name, display, watch, 0.0)
         except BaseException:
-            state.release()
+            _leave(plan, state, is_begun=True)
             raise
         state.remove()
     return 1 if failed else 0
@@ -147,6 +149,7 @@ def _leave(plan: RunPlan, state: RunState, *, is_begun: bool) -> None:
     the corrected command."""
     if is_begun or not state.is_new or (plan.output.exists() and repair(plan.output)):
         state.release()
+        click.echo("the run has stopped; the same command continues it", err=True)
         return
     plan.output.unlink(missing_ok=True)
     state.remove()
