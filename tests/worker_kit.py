@@ -1,0 +1,155 @@
+"""What tests of the workers share: sequences, and models and sources that say what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pilotfish_broker.digest import extend
+from pilotfish_broker.spec import JobSpec, SamplingParams
+from pilotfish_workers.draft.session import DraftSession
+from pilotfish_workers.draft.source import Draft
+from pilotfish_workers.model.block_pool import BlockPool
+from pilotfish_workers.model.interface import ModelInfo, Rows
+from pilotfish_workers.simulated import SimulatedDetokenizer
+from pilotfish_workers.verify.draft_length import DraftLength
+from pilotfish_workers.verify.sequence import Sequence as Active
+
+MODEL = "m"
+
+
+def job_spec(prompt: Sequence[int] = (1, 2, 3), *, priority: int = 0, **params: Any) -> JobSpec:
+    """A job of token ids."""
+    return JobSpec(
+        model=MODEL, prompt=list(prompt), params=SamplingParams(**params), priority=priority
+    )
+
+
+def active(
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    job: str = "job",
+    epoch: int = 1,
+    limit: int = 8,
+    output: Sequence[int] = (),
+    priority: int = 0,
+    speculation: str | int = "auto",
+    stop_ids: Sequence[int] = (),
+) -> Active:
+    """A job as the verify engine sees it."""
+    tokens = [*prompt, *output]
+    return Active(
+        job=job,
+        epoch=epoch,
+        spec=job_spec(prompt, priority=priority, max_tokens=limit, speculation=speculation)
+        if speculation != "off"
+        else job_spec(prompt, priority=priority, max_tokens=limit),
+        tokens=tokens,
+        num_prompt=len(prompt),
+        limit=limit,
+        stop_ids=frozenset(stop_ids),
+        detokenizer=SimulatedDetokenizer(),
+        digest=extend(0, tokens),
+        draft_length=DraftLength(speculation),
+    )
+
+
+def drafting(
+    prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = (), *, job: str = "job"
+) -> DraftSession:
+    """A session as the draft engine sees it."""
+    return DraftSession(
+        job=job,
+        epoch=1,
+        verify_worker="v",
+        verify_inbox="pf:inbox:v",
+        num_prompt=len(prompt),
+        draft=Draft([*prompt, *output]),
+    )
+
+
+Following = Callable[[int, int, int], int]
+
+
+class FunctionModel:
+    """A model whose next token is a function of (digest of the prefix, position, last token).
+
+    The digest is what the KV slots of the prefix hold, so that a hole, a stale slot or a block
+    that was given away changes the output. -1 from the function stands for bad logits.
+    """
+
+    def __init__(
+        self,
+        following: Following | None = None,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        vocab_size: int = 100,
+        context: int = 256,
+    ) -> None:
+        self._following = following or (lambda digest, position, token: digest % vocab_size)
+        self.pool = BlockPool(num_blocks, block_size)
+        self.kv: dict[int, tuple[int, int, int]] = {}  # slot → position, token, prefix digest
+        self.num_passes = 0
+        self.info = ModelInfo(
+            name="function",
+            path="function",
+            family="function",
+            vocab_size=vocab_size,
+            context_length=context,
+            num_layers=1,
+            dtype="none",
+            device="cpu",
+            fingerprint="0" * 64,
+            eos_ids=(),
+        )
+
+    def greedy(self, rows: Sequence[Rows]) -> list[list[int]]:
+        """One pass; refuses rows that a real model could not run."""
+        self.num_passes += 1
+        return [self._run(row) for row in rows]
+
+    def held(self, blocks: list[int], num_tokens: int) -> list[int]:
+        """The tokens whose KV the first positions of a block table hold."""
+        return [self.kv[self._slot(blocks, position)][1] for position in range(num_tokens)]
+
+    def _run(self, row: Rows) -> list[int]:
+        end = row.start + len(row.tokens)
+        if not row.tokens or end > self.info.context_length:
+            raise ValueError(f"a row of {len(row.tokens)} tokens ends at {end}")
+        if len(row.blocks) * self.pool.block_size < end:
+            raise ValueError(f"{len(row.blocks)} blocks do not cover {end} tokens")
+        if not all(0 <= token < self.info.vocab_size for token in row.tokens):
+            raise ValueError("a token id is out of range")
+        digest = 0
+        for position in range(row.start):
+            there, token, stored = self.kv[self._slot(row.blocks, position)]
+            digest = extend(digest, (token,))
+            if (there, stored) != (position, digest):
+                raise ValueError(f"the cache does not hold the prefix at position {position}")
+        answers = []
+        for position, token in enumerate(row.tokens, row.start):
+            digest = extend(digest, (token,))
+            self.kv[self._slot(row.blocks, position)] = (position, token, digest)
+            answers.append(self._following(digest, position, token))
+        return answers[len(answers) - row.num_logits :]
+
+    def _slot(self, blocks: list[int], position: int) -> int:
+        size = self.pool.block_size
+        return blocks[position // size] * size + position % size
+
+
+def plain(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """Greedy output of a model, one token and the whole prefix a pass: the definition."""
+    pool = model.pool
+    tokens = list(prompt)
+    blocks = pool.allocate(pool.num_blocks_for(len(prompt) + count))
+    try:
+        start = 0
+        for _ in range(count):
+            answer = model.greedy([Rows(tokens[start:], start, blocks, 1)])
+            start = len(tokens)
+            tokens.append(answer[0][0])
+    finally:
+        pool.release(blocks)
+    return tokens[len(prompt) :]
