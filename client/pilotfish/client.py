@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from pilotfish.bulk import count_committed, read_records, read_results
 from pilotfish.completions import Completion, completions, read_completions
 from pilotfish.connection import Connection
 from pilotfish.job import Job
@@ -18,9 +19,6 @@ from pilotfish_broker.models import ModelRecord
 from pilotfish_broker.records import JobRecord, new_job_id
 from pilotfish_broker.settings import MODEL_NAME, Settings
 from pilotfish_broker.spec import JobSpec, Prompt, SamplingParams
-from pilotfish_broker.stream import Entry
-
-READ_PIPELINE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,41 +215,15 @@ class Client:
 
     def records(self, ids: Iterable[str]) -> list[JobRecord | None]:
         """Records of many jobs in few round trips; None where there is none."""
-        found: list[JobRecord | None] = []
-        for part in _parts(list(ids)):
-            with self._connection.answering():
-                pipeline = self._connection.redis.pipeline(transaction=False)
-                for job in part:
-                    pipeline.hgetall(self._connection.keys.job(job))
-                replies = pipeline.execute()
-            found += [_record(job, fields) for job, fields in zip(part, replies, strict=True)]
-        return found
+        return read_records(self._connection, ids)
 
     def results(self, ids: Iterable[str]) -> list[Result | None]:
         """Results of many jobs that have ended; None where a job has not, or is not known."""
-        wanted = list(ids)
-        found: list[Result | None] = []
-        for part in _parts(wanted):
-            with self._connection.answering():
-                pipeline = self._connection.redis.pipeline(transaction=False)
-                for job in part:
-                    pipeline.hgetall(self._connection.keys.job(job))
-                    pipeline.xrange(self._connection.keys.tokens(job))
-                replies = pipeline.execute()
-            for job, fields, raw in zip(part, replies[::2], replies[1::2], strict=True):
-                found.append(_result(_record(job, fields), raw))
-        return found
+        return read_results(self._connection, ids)
 
     def committed(self, ids: Iterable[str]) -> int:
         """Committed output tokens of some jobs together; unknown ones count nothing."""
-        total = 0
-        for part in _parts(list(ids)):
-            with self._connection.answering():
-                pipeline = self._connection.redis.pipeline(transaction=False)
-                for job in part:
-                    pipeline.hget(self._connection.keys.job(job), "committed")
-                total += sum(int(reply or 0) for reply in pipeline.execute())
-        return total
+        return count_committed(self._connection, ids)
 
     def completions(
         self, group: str, *, after: str = "0", timeout: float | None = None
@@ -270,18 +242,3 @@ class Client:
         """Completions after a cursor that are there by now, or within `block_seconds`
         (below the client's timeout)."""
         return read_completions(self._connection, group, after, block_seconds)
-
-
-def _parts(ids: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(ids), READ_PIPELINE):
-        yield ids[start : start + READ_PIPELINE]
-
-
-def _record(job: str, fields: dict[bytes, bytes]) -> JobRecord | None:
-    return JobRecord.from_hash(job, fields) if b"spec" in fields else None
-
-
-def _result(record: JobRecord | None, raw: list[tuple[Any, dict[bytes, bytes]]]) -> Result | None:
-    if record is None or not record.status.is_terminal:
-        return None
-    return Result.from_record(record, [Entry.from_fields(fields) for _, fields in raw])

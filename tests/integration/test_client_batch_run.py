@@ -103,6 +103,7 @@ def test_every_request_is_answered_once(tmp_path: Path, redis_url: str, parrot: 
     assert (counts["rounds"], counts["drafted"], counts["accepted"]) == (80, 160, 40)
     assert counts["mean_tokens_per_round"] == 1.5
     assert counts["startup_seconds"] == 0
+    assert (counts["model"], counts["draft"]) == (MODEL, None)
     assert counts["seconds"] > 0
     assert not (tmp_path / "out.jsonl.pilotfish").exists()
 

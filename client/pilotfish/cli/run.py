@@ -69,6 +69,7 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
         requests=requests,
         settings=settings_from(options, without_servers() if is_embedded else os.environ),
         max_tokens=options["max_tokens"],
+        is_embedded=is_embedded,
         verify_workers=options["verify_workers"],
         draft_workers=options["draft_workers"],
     )

@@ -40,6 +40,7 @@ class RunPlan:
     requests: Sequence[Request]
     settings: Settings
     max_tokens: int | None
+    is_embedded: bool
     verify_workers: int = 1
     draft_workers: int = 1
 
@@ -58,6 +59,15 @@ class RunPlan:
             "speculation": str(settings.speculation),
             "max-tokens": str(self.max_tokens),
         }
+
+    def shape(self) -> dict[str, str | None]:
+        """What ran, for the summary; None where that was the deployment's choice."""
+        settings = self.settings
+        if not self.is_embedded:
+            return {"target": settings.target, "draft": None, "speculation": None}
+        target = with_named_target(settings).target
+        speculation = str(settings.speculation)
+        return {"target": target, "draft": settings.draft, "speculation": speculation}
 
     def check_names(self, served: str) -> None:
         """Refuse requests for another model than the one that is served.
@@ -181,9 +191,7 @@ def _finish(
     summary = summarise(client.records(batch.ids()), failed=failed, startup_seconds=startup)
     display.note(describe(summary, plan.output))
     if plan.summary is not None:
-        settings = plan.settings
-        shape = {"model": model, "target": settings.target, "draft": settings.draft}
-        values = {**summary.as_json(), **shape, "speculation": str(settings.speculation)}
+        values = {**summary.as_json(), "model": model, **plan.shape()}
         plan.summary.write_text(json.dumps(values, indent=2) + "\n")
     return failed
 

@@ -1,0 +1,64 @@
+"""Reads many jobs in few round trips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pilotfish.connection import Connection
+from pilotfish.result import Result
+from pilotfish_broker.records import JobRecord
+from pilotfish_broker.stream import Entry
+
+READ_PIPELINE = 200
+
+
+def read_records(connection: Connection, ids: Iterable[str]) -> list[JobRecord | None]:
+    """Records by id; None where there is none."""
+    keys = connection.keys
+    replies = _pipelined(connection, ids, lambda pipe, job: pipe.hgetall(keys.job(job)))
+    return [_record(job, fields) for job, fields in replies]
+
+
+def read_results(connection: Connection, ids: Iterable[str]) -> list[Result | None]:
+    """Results by id; None where a job has not ended, or is not known."""
+    listed = list(ids)
+    keys = connection.keys
+    records = read_records(connection, listed)
+    ended = [record for record in records if record is not None and record.status.is_terminal]
+    streams = _pipelined(
+        connection,
+        [record.id for record in ended],
+        lambda pipe, job: pipe.xrange(keys.tokens(job)),
+    )
+    results = {
+        record.id: Result.from_record(record, [Entry.from_fields(fields) for _, fields in raw])
+        for record, (_, raw) in zip(ended, streams, strict=True)
+    }
+    return [results.get(job) for job in listed]
+
+
+def count_committed(connection: Connection, ids: Iterable[str]) -> int:
+    """Committed output tokens of some jobs together; unknown ones count nothing."""
+    keys = connection.keys
+    replies = _pipelined(connection, ids, lambda pipe, job: pipe.hget(keys.job(job), "committed"))
+    return sum(int(committed or 0) for _, committed in replies)
+
+
+def _pipelined(
+    connection: Connection, ids: Iterable[str], command: Callable[[Any, str], Any]
+) -> Iterator[tuple[str, Any]]:
+    """Each id with the reply to its command."""
+    listed = list(ids)
+    for start in range(0, len(listed), READ_PIPELINE):
+        part = listed[start : start + READ_PIPELINE]
+        with connection.answering():
+            pipeline = connection.redis.pipeline(transaction=False)
+            for job in part:
+                command(pipeline, job)
+            replies = pipeline.execute()
+        yield from zip(part, replies, strict=True)
+
+
+def _record(job: str, fields: dict[bytes, bytes]) -> JobRecord | None:
+    return JobRecord.from_hash(job, fields) if b"spec" in fields else None
