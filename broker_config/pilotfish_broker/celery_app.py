@@ -6,6 +6,8 @@ losing or doubling it is harmless because the truth stands in the job record.
 
 from __future__ import annotations
 
+import ssl
+
 from celery import Celery
 from kombu import Exchange, Queue
 
@@ -21,9 +23,16 @@ def declared_queue(name: str) -> Queue:
     return Queue(name, Exchange("", type="direct"), routing_key=name)
 
 
+def transport_url(url: str) -> str:
+    """A Redis URL as Celery's transport writes it: Unix sockets have another form there."""
+    if not url.startswith("unix://"):
+        return url
+    return url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=")
+
+
 def make_app(settings: Settings, *, queue: str | None = None, slots: int | None = None) -> Celery:
     """A Celery app. Workers name the one queue that they consume and their number of slots."""
-    app = Celery("pilotfish", broker=settings.broker_url, set_as_current=False)
+    app = Celery("pilotfish", broker=transport_url(settings.broker_url), set_as_current=False)
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
@@ -51,6 +60,9 @@ def make_app(settings: Settings, *, queue: str | None = None, slots: int | None 
         },
         enable_utc=True,
     )
+    if settings.broker_url.startswith("rediss://") and "ssl_" not in settings.broker_url:
+        # left alone, Celery's transport takes any certificate; redis-py checks it
+        app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
     if queue is not None:
         app.conf.task_queues = [declared_queue(queue)]
         app.conf.task_default_queue = queue

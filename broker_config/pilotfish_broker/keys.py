@@ -2,7 +2,7 @@
 
 | key                        | type   | written by              | what, and how long it lives |
 |----------------------------|--------|-------------------------|-----------------------------|
-| <ns>:job:<id>              | hash   | submit, claim, commit…  | the job record (fields: see jobs.py); TTL from its end |
+| <ns>:job:<id>              | hash   | submit, claim, commit…  | the job record (fields: see records.py); TTL from its end |
 | <ns>:job:<id>:tokens       | stream | commit, finish          | one entry a commit (see stream.py); durable progress and what clients read; TTL as above |
 | <ns>:pending:<model>       | zset   | submit, release, requeue| queued ids without a doorbell; score: priority, then age |
 | <ns>:dispatched:<model>    | zset   | dispatch                | queued ids whose doorbell rings; score: when it rang (ms) |
@@ -12,9 +12,9 @@
 | <ns>:worker:<id>           | hash   | register                | kind, model, nonce, slots, pid, host, inbox…; removed with the lease |
 | <ns>:worker:<id>:jobs      | set    | claim                   | ids that this worker owns |
 | <ns>:workers:<kind>:<model>| hash   | register                | worker id → slots |
-| <ns>:models                | set    | register                | all names ever served |
-| <ns>:model:<name>          | hash   | register                | context, vocabulary size, eos ids, tokenizer fingerprint…; stays |
-| <ns>:model:<name>:vocab    | string | register                | zlib'd msgpack list of the tokens, to name the first difference |
+| <ns>:models                | set    | write_model              | all names ever served |
+| <ns>:model:<name>          | hash   | write_model             | context, vocabulary size, eos ids, tokenizer fingerprint…; stays |
+| <ns>:model:<name>:vocab    | string | write_model             | zlib'd msgpack list of the tokens, to name the first difference |
 | <ns>:inbox:<worker>        | list   | outboxes, commit        | entries of msgpack frames for one reader; bounded, TTL one minute |
 | <ns>:done:<group>          | stream | finish, cancel          | (job, status) of each job of a group as it ends; TTL from the last end |
 | <ns>:reaper                | string | reaper                  | short lock with a TTL |

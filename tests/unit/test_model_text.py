@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish_workers.model.errors import TextError
-from pilotfish_workers.model.text import Text, first_difference
+from pilotfish_workers.model.text import Text
+from pilotfish_workers.model.vocabulary import describe_difference, first_difference
 from tests.tiny_models import build_tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -140,3 +141,7 @@ def test_the_first_difference_of_two_vocabularies_is_found() -> None:
     assert first_difference(["a", "b"], ["a", "b"]) is None
     assert first_difference(["a", "b"], ["a", "c"]) == (1, "b", "c")
     assert first_difference(["a"], ["a", "b"]) == (1, None, "b")
+    assert describe_difference(["a", "b"], ["a", "b"]) == ""
+    sentence = describe_difference(["a", "b"], ["a", "c", "d"])
+    assert "the draft has 2 tokens, the target 3" in sentence
+    assert "id 1: 'b' in the draft, 'c' in the target" in sentence

@@ -24,6 +24,7 @@ from pilotfish_workers.draft.ngram import NgramSource
 from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import Draft, DraftSource
 from pilotfish_workers.loading import Tokens, load
+from pilotfish_workers.model.vocabulary import describe_difference
 from pilotfish_workers.worker import Every, Worker
 
 LOOK_SECONDS = 1.0
@@ -116,7 +117,7 @@ class DraftWorker(Worker):
             return ""
         if record.tokenizer not in self._compared:
             theirs = read_vocabulary(self.client, self.keys, self.model_name) or []
-            text = compare_vocabularies(self._tokens.vocabulary(), theirs)
+            text = describe_difference(self._tokens.vocabulary(), theirs)
             self._compared[record.tokenizer] = text
             if text:
                 log.error("%s", text)
@@ -165,17 +166,3 @@ class DraftWorker(Worker):
     def _is_over(self, session: DraftSession) -> bool:
         status, epoch = self.client.hmget(self.keys.job(session.job), "status", "epoch")
         return status != b"running" or int(epoch) != session.epoch
-
-
-def compare_vocabularies(draft: list[str], target: list[str]) -> str:
-    """A sentence with both sizes and the first difference; "" when the vocabularies are equal."""
-    for index in range(max(len(draft), len(target))):
-        ours = draft[index] if index < len(draft) else None
-        theirs = target[index] if index < len(target) else None
-        if ours != theirs:
-            return (
-                f"draft and target tokenizers differ: the draft has {len(draft)} tokens, the "
-                f"target {len(target)}; the first difference is id {index}: "
-                f"{ours!r} in the draft, {theirs!r} in the target"
-            )
-    return ""

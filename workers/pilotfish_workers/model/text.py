@@ -17,7 +17,7 @@ from pilotfish_workers.model.detokenizer import (
 )
 from pilotfish_workers.model.errors import TextError
 
-__all__ = ["Detokenizer", "Text", "first_difference"]
+__all__ = ["Detokenizer", "Text"]
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -102,19 +102,6 @@ class Text:
 
     def _is_byte(self, token_id: int) -> bool:
         return _BYTE_TOKEN.fullmatch(self._vocabulary[token_id]) is not None
-
-
-def first_difference(a: list[str], b: list[str]) -> tuple[int, str | None, str | None] | None:
-    """First id at which two vocabularies differ, with both tokens; None if they are equal.
-
-    A token is None where that vocabulary has ended.
-    """
-    for number in range(max(len(a), len(b))):
-        left = a[number] if number < len(a) else None
-        right = b[number] if number < len(b) else None
-        if left != right:
-            return number, left, right
-    return None
 
 
 def _vocabulary_of(tokenizer: Any) -> list[str]:
