@@ -1,4 +1,4 @@
-"""What tests of the workers share: sequences, and models and sources that say what they are told."""
+"""What tests of the workers share: jobs, sessions, and a model whose output shows its cache."""
 
 from __future__ import annotations
 
