@@ -16,7 +16,8 @@ from pilotfish_broker.stream import Entry
 
 
 class ProgressDamaged(JobError):
-    """The job's token stream has a gap or disagrees with its record; it cannot be continued."""
+    """The job's token stream has a gap, holds something else, or disagrees with its record; the
+    job cannot be continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,11 @@ def read_progress(client: Redis, keys: Keys, records: JobRecords, job: str) -> P
     record = records.get(job)
     output: list[int] = []
     for _, fields in client.xrange(keys.tokens(job)):
-        entry = Entry.from_fields(fields)
+        try:
+            entry = Entry.from_fields(fields)
+        except ValueError as error:  # UnicodeDecodeError too
+            message = f"token stream cannot be read from position {len(output)} on: {error}"
+            raise ProgressDamaged(job, message) from error
         if entry.end is not None:
             break
         if entry.position != len(output):

@@ -10,6 +10,7 @@ table, which stands for one sequence. Imports no torch.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ DEFAULTS = {
     "context": 4096.0,
     "kv_tokens": 65536.0,
 }
+LEAST = {"vocab": 1.0, "context": 1.0, "kv_tokens": 16.0}  # 0 for the others
 
 
 class SimulatedModel:
@@ -89,6 +91,8 @@ def _parse(description: str) -> tuple[dict[str, float], str | None]:
             if name not in DEFAULTS:
                 raise ValueError
             options[name] = float(value)
+            if not LEAST.get(name, 0.0) <= options[name] < math.inf:
+                raise ValueError
         except ValueError:
             raise ConfigError(
                 f"{part!r} is no option of a simulated model: {description}"
