@@ -66,6 +66,8 @@ class DraftWorker(Worker):
         client = connect(settings.redis_url)
         self._engine = DraftEngine(source, client, self.inbox, settings.inbox_frames)
         fields: dict[str, str | int] = {"draft": settings.draft}
+        if self._tokens is not None:
+            fields["tokenizer"] = self._tokens.fingerprint()
         if refusal := self._refusal():
             fields["refused"] = refusal
         return fields
@@ -82,7 +84,7 @@ class DraftWorker(Worker):
         if self.is_draining.is_set():
             raise NotDrafted("draining")
         if refusal := self._refusal():
-            self.client.hset(self.keys.worker(self.identity.worker), "refused", refusal)
+            self._publish(refusal)
             raise TokenizerMismatch(refusal)
         session = self._session(job)
         self._engine.add(session)
@@ -123,6 +125,18 @@ class DraftWorker(Worker):
                 log.error("%s", text)
         return self._compared[record.tokenizer]
 
+    def _publish(self, refusal: str) -> None:
+        """Keep the worker record's word on whether this worker can draft."""
+        if self._fields.get("refused", "") == refusal:
+            return
+        key = self.keys.worker(self.identity.worker)
+        if refusal:
+            self._fields["refused"] = refusal  # a later registration has it too
+            self.client.hset(key, "refused", refusal)
+        else:
+            self._fields.pop("refused", None)
+            self.client.hdel(key, "refused")
+
     # --- engine and housekeeping ---------------------------------------------------------------
 
     def start_engine(self) -> None:
@@ -150,6 +164,7 @@ class DraftWorker(Worker):
     def tick(self) -> None:
         if not self._look.is_due():
             return
+        self._publish(self._refusal())  # the target may come later than this worker
         now = time.monotonic()
         alive = live_workers(self.client, self.keys, "verify", self.model_name)
         self._engine.close_where(
