@@ -57,7 +57,8 @@ class Worker(ABC):
         self._wake = threading.Event()
         self._drain_ends: float | None = None
         self._renewal = Every(settings.lease_seconds / 3)
-        self._reaping = Every(TICK_SECONDS)
+        # the reaper takes half a lease without a look at Redis for a gap in Redis's service
+        self._reaping = Every(min(TICK_SECONDS, settings.lease_seconds / 4))
 
     @property
     def model_name(self) -> str:
