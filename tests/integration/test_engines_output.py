@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from pilotfish_broker.spec import Status
 from pilotfish_workers.draft.model_source import ModelSource
 from pilotfish_workers.draft.ngram import NgramSource
 from pilotfish_workers.draft.source import DraftSource
+from pilotfish_workers.model.interface import Rows
 from pilotfish_workers.model.runner import ModelRunner
 from tests.engines_kit import Drafter, HeldModel, Stage, Verifier, until
 from tests.tiny_models import build_tiny
@@ -213,6 +214,26 @@ def test_an_output_ends_with_the_models_context(stage: Stage) -> None:
     stage.finish(verifier, [verifier.run("j")], [drafter])
     assert stage.output("j") == plain(FunctionModel(context=40), [1] * 12, 8)
     assert stage.record("j").finish_reason == "length"
+
+
+class TightModel(FunctionModel):
+    """Refuses block tables that are longer than their rows."""
+
+    def greedy(self, rows: Sequence[Rows]) -> list[list[int]]:
+        for row in rows:
+            if len(row.blocks) != self.pool.num_blocks_for(row.start + len(row.tokens)):
+                raise ValueError("a sequence holds blocks that rejected tokens needed")
+        return super().greedy(rows)
+
+
+def test_rejected_tokens_give_their_blocks_back_each_round(stage: Stage) -> None:
+    verifier = stage.verifier(TightModel(num_blocks=200))
+    wrong = FunctionModel(lambda digest, position, token: 1, num_blocks=200)
+    drafter = stage.drafter(ModelSource(wrong, 64))
+    stage.submit("j", [4, 5], max_tokens=200, speculation=16)
+    future = verifier.run("j")
+    stage.finish(verifier, [future], [drafter])
+    assert future.result()["drafted"] > future.result()["accepted"]
 
 
 def test_a_job_that_can_never_fit_fails_alone_and_says_why(stage: Stage) -> None:

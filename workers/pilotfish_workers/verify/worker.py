@@ -113,19 +113,19 @@ class VerifyWorker(Worker):
         except Fenced:
             raise NotMine("fenced") from None
         finally:
-            self._held.pop(job, None)
+            if self._held.get(job) == epoch:  # else it is claimed here once more, in a later epoch
+                del self._held[job]
 
     def _prepare(self, job: str, epoch: int) -> Sequence:
-        progress: Progress | None = None
         try:
             progress = read_progress(self.client, self.keys, self._records, job)
             prompt = progress.record.prompt_ids or self._encode(progress)
             self._check_prompt(prompt)
         except (InvalidRequest, TextError, ProgressDamaged) as error:
-            committed = len(progress.output) if progress else 0
-            group = progress.record.spec.group if progress else ""
+            record = self._records.get(job)  # what it says is committed, however damaged that is
             ending = Ending(Status.FAILED, "error", str(error))
-            self._ownership.finish(Tail(job, epoch, committed, []), ending, group)
+            tail = Tail(job, epoch, record.committed, [])
+            self._ownership.finish(tail, ending, record.spec.group)
             self.wake()
             raise JobFailed(job, str(error)) from None
         if not self._ownership.admit(job, epoch, prompt):
