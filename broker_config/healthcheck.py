@@ -1,7 +1,7 @@
 """Is the worker of this container alive? `python healthcheck.py verify|draft`, exit status 0 or 1.
 
-Alive means that a worker of that kind on this host holds a live lease. A lease is only renewed
-while the engine makes progress, so this sees a hang that a process check does not.
+Alive means that a worker of that kind on this host holds a live lease. A worker whose engine died
+or hangs ends itself (PILOTFISH_HANG_SECONDS), so its lease runs out.
 """
 
 import socket

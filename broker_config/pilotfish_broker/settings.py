@@ -122,6 +122,7 @@ class Settings:
 
     # life cycle
     lease_seconds: float = _setting(10.0, _seconds(0.5, 3600))
+    hang_seconds: float = _setting(300.0, _seconds(1, 86_400))  # longest iteration of an engine
     max_attempts: int = _setting(3, _integer(1, 1000))
     result_ttl_seconds: float = _setting(86_400.0, _seconds(1, 365 * 86_400))
     inbox_frames: int = _setting(4096, _integer(16, 1 << 20))

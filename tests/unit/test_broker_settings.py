@@ -21,6 +21,7 @@ BAD = {
     "speculation": ["0", "17", "on", "-1"],
     "kv_tokens": ["-1", "x"],
     "prefill_tokens": ["15", "x"],
+    "hang_seconds": ["soon", "0.5", "86401", "nan"],
     "lease_seconds": ["0", "nan", "inf", "soon"],
     "max_attempts": ["0", "x"],
     "result_ttl_seconds": ["0", "-1", "nan"],

@@ -56,6 +56,7 @@ class Worker(ABC):
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._drain_ends: float | None = None
+        self._progress = (-1, 0.0)  # of the engine, and when it was first seen
         self._renewal = Every(settings.lease_seconds / 3)
         # the reaper takes half a lease without a look at Redis for a gap in Redis's service
         self._reaping = Every(min(TICK_SECONDS, settings.lease_seconds / 4))
@@ -92,6 +93,11 @@ class Worker(ABC):
     @abstractmethod
     def is_engine_alive(self) -> bool:
         """Whether the engine works."""
+
+    @property
+    @abstractmethod
+    def engine_progress(self) -> int:
+        """A number that changes with every iteration of the engine, idle ones too."""
 
     @abstractmethod
     def deliver(self, frames: list[Frame]) -> None:
@@ -201,6 +207,7 @@ class Worker(ABC):
             if not self.is_engine_alive:
                 log.critical("the engine has died; ending the process so that others take over")
                 os._exit(ENGINE_DIED)
+            self._watch_progress()
             return
         if self._drain_ends is None:
             self._drain_ends = time.monotonic() + DRAIN_SECONDS
@@ -208,6 +215,14 @@ class Worker(ABC):
         elif time.monotonic() > self._drain_ends and self.is_engine_alive:
             log.critical("the engine does not let go of its jobs; their lease will end")
             os._exit(DRAIN_FAILED)
+
+    def _watch_progress(self) -> None:
+        progress, now = self.engine_progress, time.monotonic()
+        if progress != self._progress[0]:
+            self._progress = (progress, now)
+        elif now - self._progress[1] > self.settings.hang_seconds:
+            log.critical("the engine hangs; ending the process so that others take over")
+            os._exit(ENGINE_DIED)
 
     def _do_chores(self) -> None:
         woken = self._wake.is_set()

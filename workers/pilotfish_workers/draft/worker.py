@@ -152,6 +152,10 @@ class DraftWorker(Worker):
     def is_engine_alive(self) -> bool:
         return self._engine.is_alive
 
+    @property
+    def engine_progress(self) -> int:
+        return self._engine.num_iterations
+
     def deliver(self, frames: list[Frame]) -> None:
         self._engine.deliver(frames)
 

@@ -77,6 +77,7 @@ class Committer:
         self._give_up_at = math.inf  # monotonic seconds
         self._thread = threading.Thread(target=self._run, name="pilotfish-commit", daemon=True)
         self.last_seconds = 0.0
+        self.num_tries = 0
 
     def start(self) -> None:
         """Start the thread."""
@@ -150,6 +151,7 @@ class Committer:
 
     def _until_answered(self, call: Callable[[], Reply]) -> Reply | None:
         while True:
+            self.num_tries += 1
             try:
                 return call()
             except PASSING as error:

@@ -120,6 +120,12 @@ class VerifyEngine:
         """Whether the engine thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def progress(self) -> int:
+        """Changes with every iteration, and with every try to have a round answered by Redis:
+        waiting for a lost server is no hang."""
+        return self.num_iterations + self._committer.num_tries
+
     def jobs_without_session(self) -> list[str]:
         """Jobs that want a draft session and have none."""
         return [

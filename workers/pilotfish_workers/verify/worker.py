@@ -195,6 +195,10 @@ class VerifyWorker(Worker):
     def is_engine_alive(self) -> bool:
         return self._engine.is_alive
 
+    @property
+    def engine_progress(self) -> int:
+        return self._engine.progress
+
     def deliver(self, frames: list[Frame]) -> None:
         self._engine.deliver(frames)
 
