@@ -230,7 +230,7 @@ def test_rejected_tokens_give_their_blocks_back_each_round(stage: Stage) -> None
     verifier = stage.verifier(TightModel(num_blocks=200))
     wrong = FunctionModel(lambda digest, position, token: 1, num_blocks=200)
     drafter = stage.drafter(ModelSource(wrong, 64))
-    stage.submit("j", [4, 5], max_tokens=200, speculation=16)
+    stage.submit("j", [4, 5], max_tokens=200, speculation="auto")
     future = verifier.run("j")
     stage.finish(verifier, [future], [drafter])
     assert future.result()["drafted"] > future.result()["accepted"]
