@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.process_kit import Fleet
+from tests.fleet_kit import Fleet
 
 StartFleet = Callable[..., Fleet]
 

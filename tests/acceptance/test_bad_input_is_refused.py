@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import StartFleet
-from tests.process_kit import Fleet, run_cli
+from tests.fleet_kit import Fleet
+from tests.process_kit import run_cli
 from tests.reference_kit import read_output
 from tests.tiny_models import build_tiny
 

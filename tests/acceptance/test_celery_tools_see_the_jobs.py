@@ -25,7 +25,8 @@ from pilotfish_broker.celery_app import DRAFT, GENERATE, make_app, ring
 from pilotfish_broker.keys import draft_queue, verify_queue
 from pilotfish_broker.settings import Settings
 from tests.acceptance.conftest import StartFleet
-from tests.process_kit import Fleet, Program, celery, environment, wait_until
+from tests.fleet_kit import Fleet
+from tests.process_kit import Program, celery, environment, wait_until
 
 MODEL = "sim"
 SECRET = "xyzzy-plugh-42"

@@ -18,7 +18,8 @@ import pytest
 
 from pilotfish_broker.keys import Keys
 from tests.acceptance.conftest import StartFleet
-from tests.process_kit import Fleet, run_cli
+from tests.fleet_kit import Fleet
+from tests.process_kit import run_cli
 from tests.reference_kit import (
     LONGEST_PROMPT,
     Greedy,

@@ -17,7 +17,8 @@ import pytest
 from pilotfish import JobRecord, JobSpec, SamplingParams, Status
 from pilotfish_broker.keys import Keys
 from tests.acceptance.conftest import StartFleet
-from tests.process_kit import Fleet, Program, wait_until
+from tests.fleet_kit import Fleet
+from tests.process_kit import Program, wait_until
 from tests.reference_kit import (
     Greedy,
     Line,
