@@ -405,7 +405,7 @@ def test_bad_logits_behind_a_stop_token_harm_nobody(stage: Stage) -> None:
     stage.submit("j", [1, 2, 3], max_tokens=100, speculation=16)
     future = verifier.run("j", stop_ids=[7])
     drafter.draft("j")
-    until(lambda: any(s.is_opened for s in drafter.engine.sessions()), "the session is opened")
+    until(lambda: any(s.last_open for s in drafter.engine.sessions()), "the session is opened")
     model.go()
     stage.finish(verifier, [future], [drafter])
     assert future.result()["finish_reason"] == "stop"

@@ -13,7 +13,7 @@ from pilotfish_broker.settings import Settings
 from pilotfish_broker.spec import Status
 from pilotfish_workers.draft.model_source import ModelSource
 from pilotfish_workers.draft.ngram import NgramSource
-from pilotfish_workers.draft.source import DraftSource
+from pilotfish_workers.draft.source import Draft, DraftSource
 from pilotfish_workers.model.interface import Rows
 from pilotfish_workers.model.runner import ModelRunner
 from tests.engines_kit import Drafter, HeldModel, Stage, Verifier, until
@@ -226,11 +226,24 @@ class TightModel(FunctionModel):
         return super().greedy(rows)
 
 
+class MoodySource:
+    """Drafts many wrong tokens, then none, and so on."""
+
+    def __init__(self) -> None:
+        self._is_full = False
+
+    def propose(self, drafts: Sequence[Draft], ks: Sequence[int]) -> list[list[int] | None]:
+        self._is_full = not self._is_full
+        return [[1] * k if self._is_full else [] for k in ks]
+
+    def learn(self, draft: Draft, num_valid: int | None) -> None:
+        """Nothing to learn."""
+
+
 def test_rejected_tokens_give_their_blocks_back_each_round(stage: Stage) -> None:
     verifier = stage.verifier(TightModel(num_blocks=200))
-    wrong = FunctionModel(lambda digest, position, token: 1, num_blocks=200)
-    drafter = stage.drafter(ModelSource(wrong, 64))
-    stage.submit("j", [4, 5], max_tokens=200, speculation="auto")
+    drafter = stage.drafter(MoodySource())
+    stage.submit("j", [4, 5], max_tokens=200, speculation=16)
     future = verifier.run("j")
     stage.finish(verifier, [future], [drafter])
     assert future.result()["drafted"] > future.result()["accepted"]
@@ -257,7 +270,7 @@ def test_finished_sessions_leave_nothing_on_the_drafters_side(stage: Stage) -> N
     stage.submit("j", [1, 2], max_tokens=300, speculation=3)
     future = verifier.run("j")
     session = drafter.draft("j")
-    until(lambda: any(s.is_opened for s in drafter.engine.sessions()), "the session is opened")
+    until(lambda: any(s.last_open for s in drafter.engine.sessions()), "the session is opened")
     model.go()
     stage.finish(verifier, [future])
     until(session.done, "the session of an ended job is closed")
