@@ -217,6 +217,22 @@ def test_a_child_that_refuses_its_settings_is_not_tried_again(
         until(lambda: bool(supervisor.tick()) and False, "it refuses")
 
 
+def test_a_child_that_found_no_broker_is_tried_again_within_the_usual_limit(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pilotfish.embedded.supervisor.FIRST_PAUSE_SECONDS", 0.0)
+    starts: list[int] = []
+
+    def command() -> Command:
+        starts.append(1)
+        return python("print('pilotfish: no answer from Redis'); raise SystemExit(3)")
+
+    supervisor.start("verify worker", command, tmp_path / "log")
+    with pytest.raises(ProcessFailed, match=r"(?s)died 5 times.*exit status 3.*no answer from"):
+        until(lambda: bool(supervisor.tick()) and False, "it gives up")
+    assert len(starts) == 5
+
+
 def test_a_command_inherits_what_it_is_to_keep_and_nothing_else(tmp_path: Path) -> None:
     kept, other = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)
     lifeline = Lifeline(keep=[kept])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pilotfish_broker.leases import list_workers
 from pilotfish_broker.records import JobRecords
 from pilotfish_broker.settings import Settings
 from pilotfish_broker.spec import JobSpec, SamplingParams, Status
+from tests.broker_kit import Bench
 from tests.client_kit import MODEL, Speaker, serve_model
 from tests.integration.test_embedded_processes import until
 
@@ -100,21 +102,30 @@ def test_jobs_of_a_killed_stack_are_free_again_at_once(
     speaker.close()
 
 
-def test_being_killed_with_the_stack_never_fails_a_job(
-    redis_url: str, redis_client: Any, keys: Keys
-) -> None:
-    serve_model(redis_client, keys)
-    spec = JobSpec(model=MODEL, prompt="hi", params=SamplingParams())
-    records = JobRecords(redis_client, keys, 60)
-    records.submit([("a", spec)])
-    settings = Settings.from_env({}, broker_url=redis_url, max_attempts=1)
+def test_being_killed_with_the_stack_never_fails_a_job(bench: Bench, redis_url: str) -> None:
+    settings = replace(bench.settings, broker_url=redis_url, max_attempts=2)
+    bench.settings = settings
+    bench.submit("a")
     for number in range(3):
-        speaker = Speaker(redis_url, keys, f"w{number}")
-        speaker.register()
-        speaker.begin("a")
-        release_previous(settings)
-        speaker.close()
-    assert records.get("a").status is Status.QUEUED
+        bench.worker(f"killed-with-all-{number}").own.claim("a")
+        assert release_previous(settings) == 1
+    assert bench.records.get("a").attempts == 0
+    alone = bench.worker("killed-alone")
+    alone.own.claim("a")
+    alone.expire()
+    assert bench.reap() == 1
+    record = bench.records.get("a")
+    assert (record.status, record.attempts) == (Status.QUEUED, 1)
+
+
+def test_a_job_to_be_cancelled_ends_with_the_stack_that_ran_it(
+    bench: Bench, redis_url: str
+) -> None:
+    bench.submit("a")
+    bench.worker("killed").own.claim("a")
+    assert bench.records.cancel("a") == "flagged"
+    release_previous(replace(bench.settings, broker_url=redis_url))
+    assert bench.records.get("a").status is Status.CANCELLED
 
 
 def test_a_workers_refusal_is_passed_on(redis_url: str, redis_client: Any, keys: Keys) -> None:

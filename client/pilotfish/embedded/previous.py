@@ -1,29 +1,22 @@
 """Takes the jobs of an earlier, killed stack back before the next one's workers start.
 
-Every process of the earlier stack is gone by then, so nobody has to wait for a lease to end.
+Every process of the earlier stack is gone by then, so nobody has to wait for a lease to end. Being
+killed together with everything else speaks against no job, so each is given back as its owner would
+have done it, which counts no attempt.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-
-from pilotfish.connection import close_app
-from pilotfish_broker.celery_app import make_app
-from pilotfish_broker.connection import connect
-from pilotfish_broker.dispatch import Dispatcher
+from pilotfish_broker.connection import Redis, connect
 from pilotfish_broker.keys import Keys
-from pilotfish_broker.leases import list_workers
-from pilotfish_broker.reaper import Reaper
+from pilotfish_broker.leases import WorkerRecord, forget_keys, list_workers
+from pilotfish_broker.ownership import Identity, Ownership
+from pilotfish_broker.scripts import Scripts
 from pilotfish_broker.settings import Settings
-
-SHORT_LEASE_SECONDS = 0.5
-# being killed together with everything else speaks against no job
-MANY_ATTEMPTS = 1000
 
 
 def release_previous(settings: Settings) -> int:
-    """Re-queue what workers of an earlier stack owned, and forget those workers.
+    """Queue again what workers of an earlier stack owned, and forget those workers.
 
     Only for a server that no live worker uses. Returns how many workers there were.
     """
@@ -31,19 +24,34 @@ def release_previous(settings: Settings) -> int:
     client = connect(settings.redis_url)
     try:
         workers = list_workers(client, keys)
-        if not workers:
-            return 0
-        client.zadd(keys.leases, {worker.id: 0 for worker in workers}, xx=True)
-        settings = replace(settings, lease_seconds=SHORT_LEASE_SECONDS, max_attempts=MANY_ATTEMPTS)
-        app = make_app(settings)
-        try:
-            reaper = Reaper(client, keys, settings, Dispatcher(app, client, client, keys))
-            time.sleep(SHORT_LEASE_SECONDS)  # it begins with the wait of one lease
-            while list_workers(client, keys):
-                reaper.tick()
-                time.sleep(SHORT_LEASE_SECONDS / 10)
-        finally:
-            close_app(app)
+        served = {model.decode() for model in client.smembers(keys.models)}
+        for model in served | {worker.model for worker in workers}:
+            _release_running(client, keys, settings, model)
+        for worker in workers:
+            _forget(client, keys, worker)
         return len(workers)
     finally:
         client.close()
+
+
+def _release_running(client: Redis, keys: Keys, settings: Settings, model: str) -> None:
+    for raw in client.smembers(keys.running(model)):
+        job = raw.decode()
+        fields = client.hmget(keys.job(job), "worker", "owner", "epoch")
+        worker, nonce, epoch = ((value or b"").decode() for value in fields)
+        owner = Ownership(
+            client,
+            keys,
+            Identity(worker, nonce),
+            model,
+            result_ttl_seconds=settings.result_ttl_seconds,
+            inbox_frames=settings.inbox_frames,
+        )
+        owner.release(job, int(epoch or 0))
+
+
+def _forget(client: Redis, keys: Keys, worker: WorkerRecord) -> None:
+    client.delete(keys.worker_jobs(worker.id))  # whatever it still lists is none of its jobs
+    client.zadd(keys.leases, {worker.id: 0}, xx=True)
+    names = forget_keys(keys, worker.id, worker.kind, worker.model)
+    Scripts(client).run("forget", names, [worker.id, ""])

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from pilotfish.client import Client
 from pilotfish.embedded.lifeline import Lifeline
+from pilotfish.embedded.previous import release_previous
 from pilotfish.embedded.supervisor import ProcessFailed, Supervisor, tail
 from pilotfish.embedded.valkey import EmbeddedValkey
 from pilotfish.worker_command import KINDS, Command, Kind, require_worker_packages, worker_command
@@ -111,9 +112,6 @@ class EmbeddedStack:
         Raises:
             ProcessFailed: the server does not come up.
         """
-        # it needs Celery, which `pilotfish --help` need not load
-        from pilotfish.embedded.previous import release_previous
-
         self.log_folder.mkdir(parents=True, exist_ok=True)
         self._start_server()
         self._settings = replace(self._plan.settings, broker_url=self._server.url, data_url=None)
