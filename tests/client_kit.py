@@ -42,7 +42,7 @@ class Speaker:
     def begin(self, job: str, prompt: Sequence[int] = (1, 2)) -> int:
         outcome, epoch = self.own.claim(job)
         assert outcome == "claimed", outcome
-        assert self.own.admit(job, epoch, prompt)
+        assert self.own.admit(job, epoch, prompt, "f") == "ok"
         return epoch
 
     def commit(self, job: str, epoch: int, length: int, tokens: list[int], text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -74,6 +75,12 @@ class Valkey:
         client = connect(self.url)
         self._clients.append(client)
         return client
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the server process a signal, to freeze it for instance."""
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        self._process.send_signal(number)
 
     def stop(self) -> None:
         """Stop it if it runs; its folder stays."""

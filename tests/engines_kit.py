@@ -130,7 +130,12 @@ class Verifier:
         )
         Leases(stage.client, stage.keys, self.identity, "verify", MODEL, 600).register(64, {})
         self.committer = Committer(connect(stage.url), self.own, 4096)
-        self.engine = VerifyEngine(model, self.committer, prefill_tokens=prefill_tokens)
+        self.engine = VerifyEngine(
+            model,
+            self.committer,
+            inbox_prefix=stage.keys.inbox(""),
+            prefill_tokens=prefill_tokens,
+        )
         self._reader = InboxReader(
             stage.url, stage.keys.inbox(name), lambda frames: self.engine.deliver(line(frames))
         )
@@ -144,7 +149,7 @@ class Verifier:
         progress = read_progress(self.stage.client, self.stage.keys, self.stage.records, job)
         spec = progress.record.spec
         prompt = [int(token) for token in spec.prompt]  # type: ignore[call-overload]
-        assert self.own.admit(job, epoch, prompt)
+        assert self.own.admit(job, epoch, prompt, "f") == "ok"
         tokens = prompt + progress.output
         return Active(
             job=job,
@@ -239,7 +244,8 @@ class _Nowhere:
     def rpush(self, *_: Any) -> None: ...
     def ltrim(self, *_: Any) -> None: ...
     def pexpire(self, *_: Any) -> None: ...
-    def execute(self) -> None: ...
+    def execute(self, *, raise_on_error: bool = True) -> list[Any]:
+        return []
 
 
 class Stage:

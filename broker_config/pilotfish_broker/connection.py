@@ -20,6 +20,9 @@ from pilotfish_broker.errors import BrokerMisconfigured, BrokerUnavailable
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 OLDEST_SERVER = (7, 0)
+# redis-py takes the leading word off the message where it has a type for it
+PASSING_TYPES = ("OutOfMemoryError", "ReadOnlyError", "BusyLoadingError", "TryAgainError")
+PASSING_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "OOM")
 
 # redis-py annotates every reply as bytes or str, whichever decode_responses gives; ours are bytes
 Redis: TypeAlias = Any
@@ -44,6 +47,14 @@ def connect_blocking(url: str, block_seconds: float) -> Redis:
         socket_connect_timeout=CONNECT_SECONDS,
         retry=Retry(NoBackoff(), 0),
     )
+
+
+def is_passing(error: redis.RedisError) -> bool:
+    """Whether Redis gets over it by itself or by somebody's help: no connection, no memory or
+    disk, somebody's slow script, a fail-over. The same call may be made again then."""
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+        return True
+    return type(error).__name__ in PASSING_TYPES or str(error).startswith(PASSING_WORDS)
 
 
 @contextmanager

@@ -33,7 +33,12 @@ def send(client: Redis, frames: Mapping[str, Iterable[Frame]], inbox_frames: int
             pipeline.rpush(inbox, entry)
             pipeline.ltrim(inbox, -inbox_frames, -1)
             pipeline.pexpire(inbox, INBOX_TTL_MS)
-    pipeline.execute()
+    # an inbox that cannot be written to must not keep the frames of others back
+    for reply in pipeline.execute(raise_on_error=False):
+        if isinstance(reply, redis.ConnectionError | redis.TimeoutError):
+            raise reply
+        if isinstance(reply, Exception):
+            log.warning("could not send a frame: %s", reply)
 
 
 class InboxReader:
@@ -56,6 +61,11 @@ class InboxReader:
         """Start reading."""
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Stop after the read under way; does not wait for it."""
         self._stopped.set()
@@ -66,7 +76,7 @@ class InboxReader:
                 reply = self._client.blmpop(
                     BLOCK_SECONDS, 1, self._inbox, direction="LEFT", count=MOST_ENTRIES
                 )
-            except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
+            except redis.RedisError as error:
                 log.warning("inbox: %s; trying again", type(error).__name__)
                 self._stopped.wait(RETRY_SECONDS)
                 continue

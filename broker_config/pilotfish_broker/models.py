@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgpack
 
 from pilotfish_broker.connection import Redis
+from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.keys import Keys
 
 
@@ -29,6 +30,28 @@ class ModelRecord:
     tokenizer: str
     fingerprint: str
     family: str
+
+
+def check_token_ids(ids: Sequence[int], *, context_length: int, vocabulary_size: int) -> None:
+    """Check a prompt's token ids against a model.
+
+    Raises:
+        InvalidRequest: there are none, no room is left for an output token, or the model does
+            not have one of them.
+    """
+    if not ids:
+        raise InvalidRequest("the prompt has no tokens", field="prompt")
+    if len(ids) >= context_length:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} tokens; the model's context of {context_length} "
+            "leaves no room for output",
+            field="prompt",
+        )
+    if max(ids) >= vocabulary_size:
+        raise InvalidRequest(
+            f"token id {max(ids)} is not below the vocabulary size {vocabulary_size}",
+            field="prompt",
+        )
 
 
 def write_model(client: Redis, keys: Keys, record: ModelRecord, vocabulary: list[str]) -> None:

@@ -111,11 +111,11 @@ class Ownership:
         )
         return outcome.decode(), epoch
 
-    def admit(self, job: str, epoch: int, prompt_ids: Sequence[int]) -> bool:
-        """Record the prompt's token ids. False: fenced."""
-        args = [self._identity.nonce, epoch, pack_ids(prompt_ids)]
-        reply: bytes = self._scripts.run("admit", [self._keys.job(job)], args)
-        return reply == b"ok"
+    def admit(self, job: str, epoch: int, prompt_ids: Sequence[int], fingerprint: str) -> str:
+        """Record the prompt's token ids and the model: "ok", "fenced" or "other_model"."""
+        args = [self._identity.nonce, epoch, pack_ids(prompt_ids), fingerprint]
+        reply: str = self._scripts.run("admit", [self._keys.job(job)], args).decode()
+        return reply
 
     def commit(self, commits: Sequence[Commit]) -> list[str]:
         """Commit one round of many jobs in one call; see commit.lua for the outcomes."""

@@ -110,11 +110,11 @@ class Reaper:
             self._keys.leases,
             self._keys.tokens(job),
             self._keys.done(group),
+            self._keys.worker(worker),
         ]
         args = [
             job,
             worker,
-            int(self._settings.lease_seconds * 1000),
             self._settings.max_attempts,
             int(self._settings.result_ttl_seconds * 1000),
         ]

@@ -28,13 +28,13 @@ class JobRecord:
     """One reading of a job record. Times are milliseconds of Redis's clock, 0 where not yet.
 
     `committed`, `rounds`, `drafted` and `accepted` count tokens (rounds: target passes that
-    committed tokens of this job); `visible` counts characters.
+    committed tokens of this job); `visible` counts characters. The owner's nonce is not among
+    them: whoever has it can commit, and readers need not.
     """
 
     id: str
     spec: JobSpec
     status: Status
-    owner: str
     worker: str
     epoch: int
     attempts: int
@@ -44,6 +44,7 @@ class JobRecord:
     drafted: int
     accepted: int
     prompt_ids: list[int] | None
+    fingerprint: str
     submitted_ms: int
     started_ms: int
     finished_ms: int
@@ -63,7 +64,6 @@ class JobRecord:
             id=job,
             spec=JobSpec.from_bytes(fields[b"spec"]),
             status=Status(text("status")),
-            owner=text("owner"),
             worker=text("worker"),
             epoch=number("epoch"),
             attempts=number("attempts"),
@@ -73,6 +73,7 @@ class JobRecord:
             drafted=number("drafted"),
             accepted=number("accepted"),
             prompt_ids=None if prompt is None else unpack_ids(prompt),
+            fingerprint=text("fingerprint"),
             submitted_ms=number("submitted_ms"),
             started_ms=number("started_ms"),
             finished_ms=number("finished_ms"),

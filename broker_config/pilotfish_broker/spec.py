@@ -9,11 +9,12 @@ from typing import Any
 
 import msgpack
 
-from pilotfish_broker.errors import InvalidRequest, UnsupportedParameter
+from pilotfish_broker.errors import DecodeError, InvalidRequest, UnsupportedParameter
 from pilotfish_broker.settings import MAX_DRAFT_TOKENS, MODEL_NAME
 
 MAX_PROMPT_BYTES = 4 << 20
 MAX_TOKENS = 1 << 20
+SPEC_VERSION = 1
 ROLES_NEEDED = ("role", "content")
 
 Prompt = str | list[int] | list[dict[str, Any]]
@@ -212,10 +213,20 @@ class JobSpec:
             raise InvalidRequest(f"{self.group!r} is no group name", field="group")
 
     def to_bytes(self) -> bytes:
-        packed: bytes = msgpack.packb([1, asdict(self)])
+        packed: bytes = msgpack.packb([SPEC_VERSION, asdict(self)])
         return packed
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> JobSpec:
-        _, values = msgpack.unpackb(raw)
-        return cls(**{**values, "params": SamplingParams(**values["params"])})
+        """The spec of a job record.
+
+        Raises:
+            DecodeError: it was written by another version, or is damaged.
+        """
+        try:
+            version, values = msgpack.unpackb(raw)
+            if version != SPEC_VERSION:
+                raise ValueError(f"format version {version!r}, this is {SPEC_VERSION}")
+            return cls(**{**values, "params": SamplingParams(**values["params"])})
+        except (ValueError, TypeError, KeyError, msgpack.UnpackException, InvalidRequest) as error:
+            raise DecodeError(f"the job's spec cannot be read here: {error}", raw) from error

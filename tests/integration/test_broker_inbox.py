@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pilotfish_broker.codec import encode
+from pilotfish_broker.codec import decode_all, encode
 from pilotfish_broker.inbox import InboxReader, send
+from pilotfish_broker.keys import Keys
 from pilotfish_broker.messages import Close, Frame, Verdict
 from pilotfish_broker.ownership import INBOX_TTL_MS
 
@@ -119,3 +120,10 @@ def test_a_reader_outlives_a_restarted_server(start_valkey: Any) -> None:
     assert received.take(1) == verdicts(1)
     reader.stop()
     reader._thread.join(WAIT_SECONDS)
+
+
+def test_an_inbox_that_is_no_list_keeps_no_other_frame_back(redis_client: Any, keys: Keys) -> None:
+    redis_client.set(keys.inbox("odd"), "no list")
+    frame = Close("j", 1, 2, "over")
+    send(redis_client, {keys.inbox("odd"): [frame], keys.inbox("even"): [frame]}, 10)
+    assert decode_all(redis_client.lindex(keys.inbox("even"), 0)) == [frame]

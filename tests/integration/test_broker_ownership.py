@@ -23,7 +23,7 @@ def test_a_claim_makes_this_worker_the_owner_in_the_next_epoch(bench: Bench) -> 
     assert worker.own.claim("a") == ("claimed", 1)
     record = bench.records.get("a")
     assert (record.status, record.epoch, record.worker) == (Status.RUNNING, 1, "w")
-    assert record.owner == worker.identity.nonce
+    assert bench.client.hget(bench.keys.job("a"), "owner") == worker.identity.nonce.encode()
     assert record.started_ms >= record.submitted_ms
     assert (bench.pending(), bench.running()) == (set(), {"a"})
     before = bench.dump()
@@ -93,11 +93,11 @@ def test_prompt_ids_are_recorded_by_the_owner_only(bench: Bench) -> None:
     bench.submit("a")
     worker = bench.worker("w")
     worker.own.claim("a")
-    assert worker.own.admit("a", 1, [5, 6])
-    assert worker.own.admit("a", 1, [5, 6])
-    assert not worker.own.admit("a", 2, [7])
-    assert not bench.worker("w2").own.admit("a", 1, [7])
-    assert not worker.own.admit("nobody", 1, [7])
+    assert worker.own.admit("a", 1, [5, 6], "f") == "ok"
+    assert worker.own.admit("a", 1, [5, 6], "f") == "ok"
+    assert worker.own.admit("a", 2, [7], "f") == "fenced"
+    assert bench.worker("w2").own.admit("a", 1, [7], "f") == "fenced"
+    assert worker.own.admit("nobody", 1, [7], "f") == "fenced"
     assert bench.records.get("a").prompt_ids == [5, 6]
     assert not bench.client.exists(bench.keys.job("nobody"))
 
@@ -289,7 +289,7 @@ def test_a_released_job_keeps_its_tokens_and_its_place(bench: Bench) -> None:
     assert not worker.own.release("a", 1)
     assert bench.dump() == before
     record = bench.records.get("a")
-    assert (record.status, record.owner, record.attempts) == (Status.QUEUED, "", 0)
+    assert (record.status, record.worker, record.attempts) == (Status.QUEUED, "", 0)
     assert bench.client.zrange(bench.keys.pending("m"), 0, -1) == [b"a", b"b", b"c"]
     assert worker.commit("a", 1, 2, [3]) == "fenced"
     assert worker.own.claim("a") == ("claimed", 2)
@@ -308,3 +308,26 @@ def test_a_job_to_be_cancelled_ends_when_its_owner_gives_it_back(bench: Bench) -
     assert (bench.pending(), bench.running()) == (set(), set())
     assert bench.client.xlen(bench.keys.done("g")) == 1
     assert worker.finish("a", 1, 1, []) == "fenced"
+
+
+def test_a_verdict_that_cannot_be_delivered_does_not_undo_the_commit(bench: Bench) -> None:
+    worker = bench.worker("w")
+    bench.submit("a")
+    worker.own.claim("a")
+    bench.client.set("pf:inbox:odd", "no list")
+    frame = Verdict(1, 0, 1, 6, 4)
+    commit = Commit(Tail("a", 1, 0, [5, 6]), frame, "pf:inbox:odd")
+    assert worker.own.commit([commit]) == ["ok"]
+    assert bench.client.hget(bench.keys.job("a"), "committed") == b"2"
+    assert bench.client.get("pf:inbox:odd") == b"no list"
+
+
+def test_another_model_may_only_start_a_job_from_its_beginning(bench: Bench) -> None:
+    worker = bench.worker("w")
+    bench.submit("a")
+    worker.own.claim("a")
+    assert worker.own.admit("a", 1, [5], "first") == "ok"
+    assert worker.own.admit("a", 1, [6], "second") == "ok"
+    worker.own.commit([Commit(Tail("a", 1, 0, [9]))])
+    assert worker.own.admit("a", 1, [5], "first") == "other_model"
+    assert worker.own.admit("a", 1, [6], "second") == "ok"

@@ -46,7 +46,7 @@ def test_jobs_of_a_worker_whose_lease_ended_are_queued_again_in_their_place(benc
     assert bench.client.zrange(bench.keys.pending("m"), 0, -1) == [b"a", b"c"]
     assert bench.running() == {"b"}
     record = bench.records.get("a")
-    assert (record.status, record.owner, record.worker) == (Status.QUEUED, "", "")
+    assert (record.status, record.worker) == (Status.QUEUED, "")
     assert record.committed == 2
     assert live.own.claim("a") == ("claimed", 2)
     assert dead.commit("a", 1, 2, [3]) == "fenced"
@@ -156,6 +156,20 @@ def test_a_job_that_was_just_claimed_has_time_to_be_listed(bench: Bench) -> None
     worker.own.claim("a")
     assert worker.leases.renew({}) == {}
     assert bench.reap() == 0
+
+
+def test_an_owner_is_judged_by_its_own_lease_not_by_the_reapers(bench: Bench) -> None:
+    bench.submit("a")
+    worker = bench.worker("w")
+    worker.own.claim("a")
+    key = bench.keys.worker("w")
+    assert bench.client.hget(key, "lease_ms") == b"10000"
+    seconds, micros = bench.client.time()
+    bench.client.hset(bench.keys.job("a"), "seen_ms", seconds * 1000 + micros // 1000 - 25_000)
+    bench.client.hset(key, "lease_ms", 30_000)
+    assert bench.reap() == 0
+    bench.client.hset(key, "lease_ms", 10_000)
+    assert bench.reap() == 1
 
 
 def test_a_job_that_another_worker_owns_by_now_stays_with_it(bench: Bench) -> None:

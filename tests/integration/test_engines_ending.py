@@ -24,7 +24,7 @@ from pilotfish_workers.model.interface import BAD_LOGITS
 from pilotfish_workers.model.runner import ModelRunner
 from pilotfish_workers.verify import engine as verify_engine
 from pilotfish_workers.verify import sessions as verify_sessions
-from pilotfish_workers.verify.engine import Drained
+from pilotfish_workers.verify.engine import Drained, EngineDied
 from tests.engines_kit import LIMIT_SECONDS, HeldModel, Stage, Verifier, until
 from tests.tiny_models import build_tiny
 from tests.worker_kit import FunctionModel, plain
@@ -114,8 +114,8 @@ def test_a_cancelled_job_ends_in_every_state(
     stage: Stage, bring: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verifier, model, future = bring(stage, monkeypatch)
-    verifier.engine.cancel("j")
-    verifier.engine.cancel("j")
+    verifier.engine.cancel("j", 1)
+    verifier.engine.cancel("j", 1)
     model.go()
     assert isinstance(error_of(future), JobCancelled)
     record = stage.record("j")
@@ -148,7 +148,7 @@ def test_a_job_that_was_taken_away_is_dropped_in_every_state(
     verifier, model, future = bring(stage, monkeypatch)
     stage.client.hset(stage.keys.job("j"), mapping={"owner": "somebody", "epoch": 2})
     before = stage.client.xlen(stage.keys.tokens("j"))
-    verifier.engine.drop("j")
+    verifier.engine.drop("j", 1)
     model.go()
     assert isinstance(error_of(future), Fenced)
     assert stage.client.xlen(stage.keys.tokens("j")) == before, "a write without owning the job"
@@ -208,7 +208,7 @@ def test_a_cancelled_job_closes_its_draft_session(stage: Stage) -> None:
     model.wait()
     model.go()
     until(lambda: stage.record("j").accepted > 0, "drafting is under way")
-    verifier.engine.cancel("j")
+    verifier.engine.cancel("j", 1)
     assert isinstance(error_of(future), JobCancelled)
     assert session.result(LIMIT_SECONDS)["rounds"] > 0
 
@@ -294,7 +294,7 @@ def test_an_unforeseen_failure_of_the_committer_ends_the_engine_and_frees_the_sl
     verifier = stage.verifier(FunctionModel(), ownership=Broken)
     stage.submit("j", [1, 2, 3])
     future = verifier.run("j")
-    assert isinstance(error_of(future), Drained)
+    assert isinstance(error_of(future), EngineDied)
     verifier.engine.join(LIMIT_SECONDS)
     assert isinstance(verifier.engine.failure, KeyError)
     stage._open.remove(verifier)  # it has nothing more to check
@@ -311,7 +311,7 @@ def test_a_model_that_fails_ends_the_engine_and_frees_the_slots(stage: Stage) ->
     for job in ("j", "k"):
         stage.submit(job, [1, 2, 3])
     futures = [verifier.run(job) for job in ("j", "k")]
-    assert all(isinstance(error_of(future), Drained) for future in futures)
+    assert all(isinstance(error_of(future), EngineDied) for future in futures)
     assert isinstance(verifier.engine.failure, RuntimeError)
     stage._open.remove(verifier)
     verifier.close()

@@ -6,15 +6,18 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgpack
 import pytest
 
 from pilotfish_broker.celery_app import make_app
-from pilotfish_broker.errors import JobFailed
+from pilotfish_broker.errors import ConfigError, JobFailed
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.leases import Leases
+from pilotfish_broker.ownership import Identity
 from pilotfish_broker.records import JobRecord, JobRecords
 from pilotfish_broker.settings import Settings
 from pilotfish_broker.spec import JobSpec, SamplingParams, Status
+from pilotfish_broker.stream import pack_ids
 from pilotfish_checkpoint.progress import read_progress
 from pilotfish_workers.simulated import SimulatedModel
 from pilotfish_workers.verify.worker import NotMine, VerifyWorker
@@ -34,7 +37,7 @@ class Desk:
         self.settings = Settings.from_env({}, broker_url=url, model="m", target=TARGET)
         self.worker = VerifyWorker(self.settings, make_app(self.settings))
         self.worker.open()
-        self.worker.start_engine()
+        self.worker.engine.start()
         identity = self.worker.identity
         Leases(client, keys, identity, "verify", "m", 600).register(16, {})
         self.records = JobRecords(client, keys, 100)
@@ -54,9 +57,9 @@ class Desk:
 def desk(redis_client: Any, keys: Keys, redis_url: str) -> Iterator[Desk]:
     desk = Desk(redis_client, keys, redis_url)
     yield desk
-    desk.worker.stop_engine()
-    desk.worker.join_engine(LIMIT_SECONDS)
-    assert not desk.worker.is_engine_alive
+    desk.worker.engine.stop()
+    desk.worker.engine.join(LIMIT_SECONDS)
+    assert not desk.worker.engine.is_alive
     assert desk.worker.held() == {}
 
 
@@ -111,36 +114,65 @@ def test_a_second_doorbell_for_a_running_job_does_nothing(desk: Desk) -> None:
     runner = threading.Thread(target=desk.worker.run, args=("j",))
     runner.start()
     until(lambda: desk.record("j").status is Status.RUNNING, "the job runs")
-    with pytest.raises(NotMine, match=r"yours|ended"):
+    with pytest.raises(NotMine, match=r"here already|ended"):
         desk.worker.run("j")
     runner.join(LIMIT_SECONDS)
-    assert desk.record("j").committed == 60
+    assert (desk.record("j").committed, desk.record("j").epoch) == (60, 1)
     with pytest.raises(NotMine, match="ended"):
         desk.worker.run("j")
 
 
-def test_a_job_of_an_earlier_epoch_does_not_take_the_later_one_off_the_list(desk: Desk) -> None:
-    """The worker lost a job and claimed it again: it must still say that it holds it."""
-    desk.submit("j", [1, 2], max_tokens=2)
-    desk.worker._held["j"] = 0
-    held: list[dict[str, int]] = []
-    engine = desk.worker._engine
-    original = engine.add
+def test_a_claim_whose_answer_was_lost_is_made_good_by_the_next(desk: Desk) -> None:
+    desk.submit("j", [1, 2], max_tokens=5)
+    assert desk.worker._ownership.claim("j") == ("claimed", 1)
+    assert desk.worker.run("j")["tokens"] == 5
+    assert desk.record("j").epoch == 1
 
-    def add(sequence: Any) -> None:
-        desk.worker._held["j"] = sequence.epoch + 1
-        original(sequence)
 
-    engine.add = add  # type: ignore[method-assign]
-    desk.worker.run("j")
-    held.append(dict(desk.worker.held()))
-    desk.worker._held.clear()
-    assert held == [{"j": 2}]
+def test_a_spec_that_cannot_be_read_fails_its_job_once(desk: Desk) -> None:
+    desk.submit("j", [1, 2], group="g")
+    desk.client.hset(desk.keys.job("j"), "spec", msgpack.packb([2, {"from": "the future"}]))
+    with pytest.raises(JobFailed, match="format version 2"):
+        desk.worker.run("j")
+    assert desk.client.hget(desk.keys.job("j"), "status") == b"failed"
+    assert desk.client.xlen(desk.keys.done("g")) == 1
+
+
+def test_a_failure_that_nobody_foresaw_fails_its_job_with_its_name(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.submit("j", "text")
+    monkeypatch.setattr(desk.worker._text, "encode", lambda text: {}["surprise"])
+    with pytest.raises(JobFailed, match="KeyError: 'surprise'"):
+        desk.worker.run("j")
+    assert desk.record("j").status is Status.FAILED
+    assert desk.worker.held() == {}
+
+
+def test_output_that_another_model_began_is_not_continued(desk: Desk) -> None:
+    desk.submit("new", [1, 2], max_tokens=3)
+    desk.client.hset(desk.keys.job("new"), mapping={"fingerprint": "other", "prompt_ids": b""})
+    assert desk.worker.run("new")["tokens"] == 3  # nothing was committed: it starts afresh
+    desk.submit("begun", [1, 2], max_tokens=3)
+    desk.client.hset(desk.keys.job("begun"), mapping={"fingerprint": "other", "committed": 1})
+    desk.client.xadd(desk.keys.tokens("begun"), {"p": 0, "t": pack_ids([7]), "o": 0, "x": "h"})
+    with pytest.raises(JobFailed, match="another model"):
+        desk.worker.run("begun")
+    assert desk.record("begun").committed == 1
+
+
+def test_two_models_do_not_serve_under_one_name(desk: Desk, redis_url: str) -> None:
+    fields = {"fingerprint": "another"}
+    other = Identity("verify-other", "nonce")
+    Leases(desk.client, desk.keys, other, "verify", "m", 600).register(1, fields)
+    late = VerifyWorker(desk.settings, make_app(desk.settings))
+    with pytest.raises(ConfigError, match="verify-other serves another model"):
+        late.open()
 
 
 def test_a_draining_worker_claims_nothing(desk: Desk) -> None:
     desk.submit("j", [1, 2])
-    desk.worker.is_draining.set()
+    desk.worker.drain()
     with pytest.raises(NotMine, match="draining"):
         desk.worker.run("j")
     assert desk.record("j").status is Status.QUEUED
@@ -159,7 +191,7 @@ def test_a_job_that_was_drained_is_queued_again_with_what_it_has(desk: Desk) -> 
     runner = threading.Thread(target=run)
     runner.start()
     until(lambda: desk.record("j").committed > 3, "the job is under way")
-    desk.worker.stop_engine()
+    desk.worker.engine.stop()
     runner.join(LIMIT_SECONDS)
     assert [str(error) for error in errors] == ["drained"]
     record = desk.record("j")

@@ -21,7 +21,7 @@ def worker(bench: Bench) -> Worker:
     worker = bench.worker("v1")
     bench.submit("a")
     assert worker.own.claim("a") == ("claimed", 1)
-    assert worker.own.admit("a", 1, [1, 2, 3])
+    assert worker.own.admit("a", 1, [1, 2, 3], "f") == "ok"
     return worker
 
 

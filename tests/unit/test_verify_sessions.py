@@ -200,7 +200,7 @@ class Talk:
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.jobs = {sequence.job: sequence}
-        self.drafting = Drafting(self.jobs, VOCABULARY)
+        self.drafting = Drafting(self.jobs, VOCABULARY, "")
 
     def receive(self, *frames: Frame) -> list[Frame]:
         round_ = Round()

@@ -11,12 +11,14 @@ import sys
 from typing import Any
 
 from celery import Celery, bootsteps, signals
+from celery.worker import state
 
-from pilotfish_broker.errors import ConfigError, PilotfishError
+from pilotfish_broker.errors import BrokerUnavailable, ConfigError, PilotfishError
 from pilotfish_broker.settings import Settings
 from pilotfish_workers.worker import Worker
 
-BAD_CONFIGURATION = 2  # exit status
+BAD_CONFIGURATION = 2  # exit statuses, the same as the command line's
+BROKER_UNAVAILABLE = 3
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,12 @@ def served_name_or_none(settings: Settings) -> str | None:
         raise SystemExit(BAD_CONFIGURATION) from None
 
 
+def stop_process(reason: str) -> None:
+    """End this worker process in good order, for a reason that a person has to mend."""
+    print(f"pilotfish: {reason}", file=sys.stderr, flush=True)
+    state.should_stop = BAD_CONFIGURATION
+
+
 def install(app: Celery, worker: Worker) -> None:
     """Make `app`'s worker process run `worker`."""
 
@@ -61,6 +69,9 @@ def install(app: Celery, worker: Worker) -> None:
                         f"--concurrency {parent.concurrency} does not equal PILOTFISH_SLOTS={slots}"
                     )
                 worker.start()
+            except BrokerUnavailable as error:
+                print(f"pilotfish: {error}", file=sys.stderr, flush=True)
+                raise SystemExit(BROKER_UNAVAILABLE) from error
             except PilotfishError as error:
                 print(f"pilotfish: {error}", file=sys.stderr, flush=True)
                 raise SystemExit(BAD_CONFIGURATION) from error

@@ -50,7 +50,7 @@ class SimulatedModel:
             num_layers=0,
             dtype="none",
             device="cpu",
-            fingerprint=hashlib.sha256(description.encode()).hexdigest(),
+            fingerprint=_digest(f"{options['vocab']} {self._agree}"),
             eos_ids=(),
         )
 
@@ -80,6 +80,10 @@ class SimulatedModel:
         return (right + 1) % self.info.vocab_size if is_wrong else right
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(f"simulated {text}".encode()).hexdigest()
+
+
 def _parse(description: str) -> tuple[dict[str, float], str | None]:
     options, trace = dict(DEFAULTS), None
     for part in filter(None, description.removeprefix(PREFIX).split(",")):
@@ -107,7 +111,7 @@ class SimulatedText:
         self.vocab_size = vocab_size
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"simulated {self.vocab_size}".encode()).hexdigest()
+        return _digest(str(self.vocab_size))
 
     def vocabulary(self) -> list[str]:
         return [f"t{index}" for index in range(self.vocab_size)]

@@ -25,8 +25,10 @@ for i = 1, jobs do
 end
 for inbox, entry in pairs(entries) do
   local key = KEYS[2 * jobs + inbox]
-  redis.call('RPUSH', key, entry)
-  redis.call('LTRIM', key, -tonumber(ARGV[3]), -1)
-  redis.call('PEXPIRE', key, ARGV[4])
+  -- frames may be lost, so a key that takes none must not make the commits look undone
+  if type(redis.pcall('RPUSH', key, entry)) == 'number' then
+    redis.call('LTRIM', key, -tonumber(ARGV[3]), -1)
+    redis.call('PEXPIRE', key, ARGV[4])
+  end
 end
 return replies

@@ -1,6 +1,6 @@
 -- Take a job from an owner that is dead, or that lives but has not listed it for a lease.
--- KEYS: job, pending, running, worker_jobs, leases, tokens, done
--- ARGV: id, worker (the owner it is to be taken from), lease in ms, most attempts, time to live
+-- KEYS: job, pending, running, worker_jobs, leases, tokens, done, worker
+-- ARGV: id, worker (the owner it is to be taken from), most attempts, time to live in ms
 -- Returns 'requeued', 'failed' (too many attempts), 'cancelled' or 'kept'.
 local r = redis.call('HMGET', KEYS[1], 'status', 'worker', 'seen_ms', 'attempts',
                      'committed', 'claimed_length', 'cancel')
@@ -11,21 +11,24 @@ end
 local now = now_ms()
 local lease = redis.call('ZSCORE', KEYS[5], ARGV[2])
 local dead = not lease or tonumber(lease) <= now
-if not dead and now - tonumber(r[3]) <= 2 * tonumber(ARGV[3]) then return 'kept' end
+local length = redis.call('HGET', KEYS[8], 'lease_ms')  -- the owner's own, not the reaper's
+if not dead and (not length or now - tonumber(r[3]) <= 2 * tonumber(length)) then
+  return 'kept'
+end
 local k = {job = KEYS[1], tokens = KEYS[6], running = KEYS[3], worker_jobs = KEYS[4],
            done = KEYS[7]}
 -- whoever owned it must not take this end for its own
 redis.call('HSET', KEYS[1], 'owner', '')
 if r[7] then
-  end_job(ARGV[1], k, 'cancelled', 'cancelled', '', ARGV[5])
+  end_job(ARGV[1], k, 'cancelled', 'cancelled', '', ARGV[4])
   return 'cancelled'
 end
 -- only a death without a commit since the claim speaks against the job itself
 if dead and r[5] == r[6] then
   local attempts = redis.call('HINCRBY', KEYS[1], 'attempts', 1)
-  if attempts >= tonumber(ARGV[4]) then
+  if attempts >= tonumber(ARGV[3]) then
     end_job(ARGV[1], k, 'failed', 'error',
-            'its worker died ' .. attempts .. ' times before it committed a token', ARGV[5])
+            'its worker died ' .. attempts .. ' times before it committed a token', ARGV[4])
     return 'failed'
   end
 end

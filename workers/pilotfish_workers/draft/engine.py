@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Collection
 
@@ -15,6 +13,7 @@ from pilotfish_broker.inbox import send
 from pilotfish_broker.messages import Close, Frame, Sync, Verdict
 from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import DraftSource
+from pilotfish_workers.engine_thread import EngineThread
 
 IDLE_SECONDS = 0.5
 OPEN_AGAIN_SECONDS = 1.0
@@ -28,7 +27,7 @@ class SessionRefused(Exception):
     """The verify worker refused the session; another draft worker was first, or the job is gone."""
 
 
-class DraftEngine:
+class DraftEngine(EngineThread[DraftSession]):
     """Runs sessions. All public methods may be called from any thread; none of them blocks.
 
     Args:
@@ -39,6 +38,7 @@ class DraftEngine:
     """
 
     def __init__(self, source: DraftSource, client: Redis, inbox: str, inbox_frames: int) -> None:
+        super().__init__()
         self._source = source
         self._client = client
         self._inbox = inbox
@@ -46,30 +46,8 @@ class DraftEngine:
         self._sessions: dict[str, DraftSession] = {}
         self._by_handle: dict[int, DraftSession] = {}
         self._outgoing: dict[str, list[Frame]] = {}
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="pilotfish-engine", daemon=True)
-        self._is_stopping = False
-        self._door = threading.Lock()  # nobody comes in once the engine has left
-        self._has_left = False
-        self._inside: set[DraftSession] = set()  # all whose futures are to be resolved
-        self.failure: BaseException | None = None
-        self.num_iterations = 0
 
     # --- called from other threads -------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start the engine thread."""
-        self._thread.start()
-
-    def add(self, session: DraftSession) -> None:
-        """Take a session in; its future resolves when it is closed."""
-        with self._door:
-            if not self._has_left:
-                self._inside.add(session)
-                session.future.add_done_callback(lambda _: self._inside.discard(session))
-                self._events.put(lambda: self._add(session))
-                return
-        session.future.set_exception(SessionRefused(LEAVING))
 
     def deliver(self, frames: list[Frame]) -> None:
         """Frames from verify workers."""
@@ -79,54 +57,19 @@ class DraftEngine:
         """Close the sessions for which `is_over` holds."""
         self._events.put(lambda: self._close_where(is_over, reason))
 
-    def stop(self) -> None:
-        """Close all sessions and end after the iteration under way."""
-        self._events.put(self._mark_stopping)
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the engine thread to end."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the engine thread runs."""
-        return self._thread.is_alive()
-
     def sessions(self) -> Collection[DraftSession]:
         """The sessions as they stand; for looking at only."""
         return list(self._sessions.values())
 
     # --- the loop ------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while not self._is_stopping:
-                self._read_events()
-                self._open_again()
-                self._draft()
-                self._send()
-                self.num_iterations += 1
-            self._leave()
-        except BaseException as error:
-            self.failure = error
-            log.exception("the engine died")
-        finally:
-            with self._door:
-                self._has_left = True
-            for session in list(self._inside):
-                session.future.set_exception(SessionRefused(LEAVING))
+    def _idle_seconds(self) -> float:
+        return 0.0 if self._wanted() or self._outgoing else IDLE_SECONDS
 
-    def _read_events(self) -> None:
-        """Run all events that wait; block for the first while there is nothing to draft."""
-        timeout = 0.0 if self._wanted() or self._outgoing else IDLE_SECONDS
-        while True:
-            try:
-                event = self._events.get(block=timeout > 0, timeout=timeout or None)
-            except queue.Empty:
-                return
-            event()
-            timeout = 0.0
+    def _iterate(self) -> None:
+        self._open_again()
+        self._draft()
+        self._send()
 
     def _wanted(self) -> list[DraftSession]:
         return [s for s in self._sessions.values() if s.k > 0 or not s.is_prepared]
@@ -170,14 +113,17 @@ class DraftEngine:
             return
         try:
             send(self._client, outgoing, self._inbox_frames)
-        except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
+        except redis.RedisError as error:
             # lost frames heal: the verify worker decodes plainly and sends a Sync
             log.warning("could not send frames: %s", type(error).__name__)
 
     # --- events --------------------------------------------------------------------------------
 
     def _add(self, session: DraftSession) -> None:
-        if session.job in self._sessions:
+        other = self._sessions.get(session.job)
+        if other is not None and other.epoch < session.epoch:
+            self._part(other, "the job has moved on")
+        elif other is not None:
             session.future.set_exception(SessionRefused("this worker drafts for the job already"))
             return
         session.last_frame = time.monotonic()
@@ -246,10 +192,10 @@ class DraftEngine:
 
     # --- leaving -------------------------------------------------------------------------------
 
-    def _mark_stopping(self) -> None:
-        self._is_stopping = True
-
     def _leave(self) -> None:
         for session in self.sessions():
             self._part(session, LEAVING)
         self._send()
+
+    def _turned_away(self) -> Exception:
+        return SessionRefused(LEAVING)

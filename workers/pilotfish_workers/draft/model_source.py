@@ -51,11 +51,10 @@ class ModelSource:
         """See `DraftSource.propose`."""
         self._clock += 1
         budget = self._prefill_tokens
-        steps: list[_Step] = []
+        steps = [self._step(draft, k) for draft, k in zip(drafts, ks, strict=True)]
         first: list[tuple[_Step, Rows]] = []
-        for draft, k in zip(drafts, ks, strict=True):
-            step = self._step(draft, k)
-            steps.append(step)
+        # a long prompt must not keep those waiting who lack a token or two
+        for step in sorted(steps, key=lambda s: len(s.draft.tokens) - s.memory.num_computed):
             rows = self._catch_up(step, budget)
             if rows is not None:
                 budget -= len(rows.tokens)

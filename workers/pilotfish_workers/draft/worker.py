@@ -11,8 +11,9 @@ from celery import Celery
 
 from pilotfish_broker.connection import connect
 from pilotfish_broker.errors import ConfigError, JobError, PilotfishError
+from pilotfish_broker.inbox import InboxReader
+from pilotfish_broker.keys import draft_queue
 from pilotfish_broker.leases import live_workers
-from pilotfish_broker.messages import Frame
 from pilotfish_broker.models import read_model, read_vocabulary
 from pilotfish_broker.records import JobRecords
 from pilotfish_broker.settings import Settings
@@ -23,9 +24,11 @@ from pilotfish_workers.draft.model_source import ModelSource
 from pilotfish_workers.draft.ngram import NgramSource
 from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import Draft, DraftSource
+from pilotfish_workers.lifecycle import stop_process
 from pilotfish_workers.loading import Tokens, load
+from pilotfish_workers.loop import Every
 from pilotfish_workers.model.vocabulary import describe_difference
-from pilotfish_workers.worker import Every, Worker
+from pilotfish_workers.worker import Worker
 
 LOOK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
@@ -69,7 +72,7 @@ class DraftWorker(Worker):
         if self._tokens is not None:
             fields["tokenizer"] = self._tokens.fingerprint()
         if refusal := self._refusal():
-            fields["refused"] = refusal
+            raise TokenizerMismatch(refusal)
         return fields
 
     # --- one session, on a slot's thread -------------------------------------------------------
@@ -81,10 +84,10 @@ class DraftWorker(Worker):
             NotDrafted: the job is not running, is drafted for already, or this worker leaves.
             TokenizerMismatch: the target's vocabulary is another one.
         """
-        if self.is_draining.is_set():
+        if self.is_draining:
             raise NotDrafted("draining")
         if refusal := self._refusal():
-            self._publish(refusal)
+            self._give_up(refusal)
             raise TokenizerMismatch(refusal)
         session = self._session(job)
         self._engine.add(session)
@@ -125,62 +128,46 @@ class DraftWorker(Worker):
                 log.error("%s", text)
         return self._compared[record.tokenizer]
 
-    def _publish(self, refusal: str) -> None:
-        """Keep the worker record's word on whether this worker can draft."""
-        if self._fields.get("refused", "") == refusal:
-            return
-        key = self.keys.worker(self.identity.worker)
-        if refusal:
-            self._fields["refused"] = refusal  # a later registration has it too
-            self.client.hset(key, "refused", refusal)
-        else:
-            self._fields.pop("refused", None)
-            self.client.hdel(key, "refused")
+    def _give_up(self, refusal: str) -> None:
+        """End this worker: as long as it listened, it would take requests from those that fit."""
+        if not self.is_draining:
+            self.drain()
+            self.client.hset(self.keys.worker(self.identity.worker), "refused", refusal)
+            stop_process(refusal)
 
     # --- engine and housekeeping ---------------------------------------------------------------
 
-    def start_engine(self) -> None:
-        self._engine.start()
-
-    def stop_engine(self) -> None:
-        self._engine.stop()
-
-    def join_engine(self, timeout: float) -> None:
-        self._engine.join(timeout)
-
     @property
-    def is_engine_alive(self) -> bool:
-        return self._engine.is_alive
+    def engine(self) -> DraftEngine:
+        return self._engine
 
-    @property
-    def engine_progress(self) -> int:
-        return self._engine.num_iterations
+    def reader(self) -> InboxReader:
+        return InboxReader(self.settings.redis_url, self.inbox, self._engine.deliver)
 
-    def deliver(self, frames: list[Frame]) -> None:
-        self._engine.deliver(frames)
-
-    def on_renewal(self, outcomes: Mapping[str, str]) -> None:
+    def on_renewal(self, held: Mapping[str, int], outcomes: Mapping[str, str]) -> None:
         """Sessions are no possession: nothing to do."""
-
-    def on_lost(self) -> None:
-        """Sessions live on; verify workers that closed them say so."""
 
     def tick(self) -> None:
         if not self._look.is_due():
             return
-        self._publish(self._refusal())  # the target may come later than this worker
+        if refusal := self._refusal():  # the target may come later than this worker
+            self._give_up(refusal)
         now = time.monotonic()
         alive = live_workers(self.client, self.keys, "verify", self.model_name)
         self._engine.close_where(
             lambda session: session.verify_worker not in alive, "the verify worker is gone"
         )
-        over = {
-            session.job
-            for session in self._engine.sessions()
-            if now - session.last_frame > IDLE_SECONDS and self._is_over(session)
-        }
+        idle = {s.job: s for s in self._engine.sessions() if now - s.last_frame > IDLE_SECONDS}
+        over = {job for job, session in idle.items() if self._is_over(session)}
         if over:
             self._engine.close_where(lambda session: session.job in over, "the job has moved on")
+        if set(idle) - over and self._broker.llen(self._waiting_list) > 0:
+            # nobody has asked them for a draft lately, and other jobs wait for a slot
+            self._engine.close_where(lambda session: session.job in idle, "others wait for a slot")
+
+    @property
+    def _waiting_list(self) -> str:
+        return self.keys.celery_queue(draft_queue(self.model_name))
 
     def _is_over(self, session: DraftSession) -> bool:
         status, epoch = self.client.hmget(self.keys.job(session.job), "status", "epoch")

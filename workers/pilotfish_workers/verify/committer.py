@@ -14,20 +14,12 @@ from typing import TypeVar
 
 import redis
 
-from pilotfish_broker.connection import Redis
+from pilotfish_broker.connection import Redis, is_passing
 from pilotfish_broker.inbox import send
 from pilotfish_broker.messages import Frame
 from pilotfish_broker.ownership import Commit, Ending, Ownership, Tail
 
 RETRY_SECONDS = 0.2
-# what Redis gets over: a lost connection, full memory, a fail-over
-PASSING = (
-    redis.ConnectionError,
-    redis.TimeoutError,
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.ReadOnlyError,
-)
-
 Reply = TypeVar("Reply")
 Outcomes = dict[tuple[str, int], str]  # by job and epoch: an old epoch must not speak for a new one
 log = logging.getLogger(__name__)
@@ -76,7 +68,6 @@ class Committer:
         self._stopped = threading.Event()
         self._give_up_at = math.inf  # monotonic seconds
         self._thread = threading.Thread(target=self._run, name="pilotfish-commit", daemon=True)
-        self.last_seconds = 0.0
         self.num_tries = 0
 
     def start(self) -> None:
@@ -122,12 +113,10 @@ class Committer:
 
     def _run(self) -> None:
         while (round_ := self._rounds.get()) is not None:
-            started = time.perf_counter()
             try:
                 self._outcomes.put(self._write(round_))
             except Exception as error:  # the engine must hear of it, or it would wait for ever
                 self._outcomes.put(error)
-            self.last_seconds = time.perf_counter() - started
             self.on_done()
 
     def _write(self, round_: Round) -> Outcomes:
@@ -154,7 +143,9 @@ class Committer:
             self.num_tries += 1
             try:
                 return call()
-            except PASSING as error:
+            except redis.RedisError as error:
+                if not is_passing(error):
+                    raise
                 if self._stopped.is_set() or time.monotonic() >= self._give_up_at:
                     return None
                 log.warning("commit: %s; trying again", type(error).__name__)

@@ -25,11 +25,14 @@ class Drafting:
     Args:
         active: the engine's jobs by id; read only.
         vocab_size: drafted ids from here up are not the target's.
+        inbox_prefix: an Open that names another kind of key is dropped: nothing of ours would
+            survive a write to it.
     """
 
-    def __init__(self, active: Mapping[str, Sequence], vocab_size: int) -> None:
+    def __init__(self, active: Mapping[str, Sequence], vocab_size: int, inbox_prefix: str) -> None:
         self._active = active
         self._vocab_size = vocab_size
+        self._inbox_prefix = inbox_prefix
         self._sessions = Sessions()
         self.num_stale = 0  # frames that matched no session or no committed prefix
 
@@ -104,6 +107,9 @@ class Drafting:
             self.close(sequence, "the draft worker's lease has ended", round_)
 
     def _on_open(self, frame: Open, round_: Round) -> None:
+        if not frame.inbox.startswith(self._inbox_prefix):
+            self.num_stale += 1
+            return
         sequence = self._active.get(frame.job)
         if sequence is None or sequence.epoch != frame.epoch or sequence.draft_length.is_off:
             reason = "the job is not drafted for here"

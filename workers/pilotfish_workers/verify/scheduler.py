@@ -69,11 +69,13 @@ class Scheduler:
             if tokens == 0:
                 continue
             drafted = sequence.drafted[: sequence.most_drafts] if tokens == pending else []
+            if not self._has_room(sequence, tokens + len(drafted)):
+                drafted = []  # they are worth nobody's blocks
             if not self._grow(sequence, tokens + len(drafted)):
                 continue
             budget -= tokens if pending > 1 else 0
             work.append(Work(sequence, tokens, drafted, tokens == pending))
-        return [item for item in work if item.sequence in self.running]
+        return work
 
     def trim(self, sequence: Sequence) -> None:
         """Give back the blocks that only rejected tokens needed."""
@@ -97,15 +99,22 @@ class Scheduler:
         need = self._pool.num_blocks_for(len(sequence.tokens) + 1)
         return max(0, need - len(sequence.blocks))
 
+    def _need(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a table lacks to cover `num_tokens` more."""
+        blocks = self._pool.num_blocks_for(sequence.num_computed + num_tokens)
+        return max(0, blocks - len(sequence.blocks))
+
+    def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        return self._pool.can_allocate(self._need(sequence, num_tokens))
+
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make the table cover `num_tokens` more, preempting others if need be."""
-        need = self._pool.num_blocks_for(sequence.num_computed + num_tokens) - len(sequence.blocks)
-        while not self._pool.can_allocate(max(0, need)):
+        while not self._has_room(sequence, num_tokens):
             victim = max(self.running, key=lambda item: item.order)
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self._pool.allocate(max(0, need))
+        sequence.blocks += self._pool.allocate(self._need(sequence, num_tokens))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:

@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import redis
 from celery import Celery
 
-from pilotfish_broker.connection import connect
+from pilotfish_broker.connection import connect, is_passing
 from pilotfish_broker.digest import extend
-from pilotfish_broker.errors import Fenced, InvalidRequest, JobFailed
+from pilotfish_broker.errors import (
+    ConfigError,
+    Fenced,
+    InvalidRequest,
+    JobFailed,
+    PilotfishError,
+)
+from pilotfish_broker.inbox import InboxReader
 from pilotfish_broker.leases import live_workers
-from pilotfish_broker.messages import Frame
-from pilotfish_broker.models import ModelRecord, write_model
+from pilotfish_broker.models import ModelRecord, check_token_ids, write_model
 from pilotfish_broker.ownership import Ending, Ownership, Tail
 from pilotfish_broker.records import JobRecords
 from pilotfish_broker.settings import Settings
-from pilotfish_broker.spec import Status
-from pilotfish_checkpoint.progress import Progress, ProgressDamaged, read_progress
+from pilotfish_broker.spec import Prompt, Status
+from pilotfish_checkpoint.progress import read_progress
 from pilotfish_workers.loading import load
-from pilotfish_workers.model.errors import TextError
+from pilotfish_workers.loop import Every
 from pilotfish_workers.verify.committer import Committer
 from pilotfish_workers.verify.draft_length import DraftLength
 from pilotfish_workers.verify.draft_requests import DraftRequests
-from pilotfish_workers.verify.engine import Drained, VerifyEngine
+from pilotfish_workers.verify.engine import Drained, EngineDied, VerifyEngine
 from pilotfish_workers.verify.sequence import Sequence
-from pilotfish_workers.worker import Every, Worker, require_target
+from pilotfish_workers.worker import Worker, require_target
 
 LOOK_FOR_DRAFTERS_SECONDS = 0.5
+RETRY_SECONDS = 0.2
 
+Reply = TypeVar("Reply")
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +55,8 @@ class VerifyWorker(Worker):
 
     def __init__(self, settings: Settings, app: Celery) -> None:
         super().__init__(settings, app)
+        self._door = threading.Lock()
+        self._here: set[str] = set()  # jobs that a slot's thread is busy with
         self._held: dict[str, int] = {}
         self._text_lock = threading.Lock()  # fast tokenizers refuse to be used by two threads
         self._drafters: set[str] = set()
@@ -54,6 +66,7 @@ class VerifyWorker(Worker):
         settings, name = self.settings, self.model_name
         self._model, self._text = load(require_target(settings), settings)
         info = self._model.info
+        self._refuse_another_model()
         record = ModelRecord(
             name=name,
             context_length=info.context_length,
@@ -77,15 +90,28 @@ class VerifyWorker(Worker):
         self._engine = VerifyEngine(
             self._model,
             committer,
+            inbox_prefix=self.keys.inbox(""),
             prefill_tokens=settings.prefill_tokens,
-            on_ended=self.wake,
+            on_ended=self.slot_freed,
         )
         return {
             "target": info.path,
+            "fingerprint": info.fingerprint,
             "dtype": info.dtype,
             "device": info.device,
             "kv_tokens": self._model.pool.num_blocks * self._model.pool.block_size,
         }
+
+    def _refuse_another_model(self) -> None:
+        """Two models under one name would write one output between them."""
+        alive = live_workers(self.client, self.keys, "verify", self.model_name)
+        for worker in alive:
+            theirs = self.client.hget(self.keys.worker(worker), "fingerprint")
+            if theirs is not None and theirs.decode() != self._model.info.fingerprint:
+                raise ConfigError(
+                    f"{worker} serves another model or dtype under the name {self.model_name}; "
+                    "choose another name (--model), or end the others first"
+                )
 
     # --- one job, on a slot's thread -----------------------------------------------------------
 
@@ -96,44 +122,111 @@ class VerifyWorker(Worker):
             NotMine: nothing to report from here: somebody else's, drained, or fenced.
             JobCancelled, JobFailed: so it ended.
         """
-        if self.is_draining.is_set():
-            raise NotMine("draining")
-        outcome, epoch = self._ownership.claim(job)
-        if outcome != "claimed":
+        with self._door:
+            if self.is_draining or job in self._here:
+                raise NotMine("draining or here already")
+            self._here.add(job)
+        try:
+            return self._run(job)
+        except Fenced:
+            raise NotMine("fenced") from None
+        finally:
+            with self._door:
+                self._here.discard(job)
+
+    def _run(self, job: str) -> dict[str, Any]:
+        outcome, epoch = self._patiently(lambda: self._ownership.claim(job))
+        # "yours" is the answer to a claim that was made before and whose answer was lost
+        if outcome not in ("claimed", "yours"):
             raise NotMine(outcome)
         self._held[job] = epoch
         try:
             sequence = self._prepare(job, epoch)
             self._engine.add(sequence)
-            self.wake()  # its draft session is asked for at once
+            self._chores.wake()  # its draft session is asked for at once
             return sequence.future.result()
         except Drained:
-            self._ownership.release(job, epoch)
+            self._release(job, epoch)
             raise NotMine("drained") from None
-        except Fenced:
-            raise NotMine("fenced") from None
+        except EngineDied:
+            raise NotMine("the engine died") from None
         finally:
-            if self._held.get(job) == epoch:  # else it is claimed here once more, in a later epoch
-                del self._held[job]
+            del self._held[job]
+
+    def _patiently(self, call: Callable[[], Reply]) -> Reply:
+        """Make a call that is safe to repeat until Redis answers it."""
+        while True:
+            try:
+                return call()
+            except redis.RedisError as error:
+                if not is_passing(error) or self.is_draining:
+                    raise NotMine("Redis does not answer") from error
+                log.warning("claiming a job: %s; trying again", type(error).__name__)
+                time.sleep(RETRY_SECONDS)
+
+    def _release(self, job: str, epoch: int) -> None:
+        try:
+            self._ownership.release(job, epoch)
+        except redis.RedisError:
+            log.warning("job %s could not be given back; its lease will end", job)
 
     def _prepare(self, job: str, epoch: int) -> Sequence:
+        """Read a claimed job; whatever is wrong with it fails this job alone."""
         try:
-            progress = read_progress(self.client, self.keys, self._records, job)
-            prompt = progress.record.prompt_ids or self._encode(progress)
-            self._check_prompt(prompt)
-        except (InvalidRequest, TextError, ProgressDamaged) as error:
-            record = self._records.get(job)  # what it says is committed, however damaged that is
-            ending = Ending(Status.FAILED, "error", str(error))
-            tail = Tail(job, epoch, record.committed, [])
-            self._ownership.finish(tail, ending, record.spec.group)
-            self.wake()
-            raise JobFailed(job, str(error)) from None
-        if not self._ownership.admit(job, epoch, prompt):
-            raise Fenced(f"job {job} has another owner")
-        return self._sequence(job, epoch, progress, prompt)
+            return self._patiently(lambda: self._sequence(job, epoch))
+        except (NotMine, Fenced, Drained):
+            raise
+        except PilotfishError as error:
+            message = str(error)
+        except Exception as error:
+            log.exception("job %s cannot be prepared", job)
+            message = f"the job cannot be prepared: {type(error).__name__}: {error}"
+        self._patiently(lambda: self._fail(job, epoch, message))
+        self.slot_freed()
+        raise JobFailed(job, message)
 
-    def _encode(self, progress: Progress) -> list[int]:
-        prompt = progress.record.spec.prompt
+    def _fail(self, job: str, epoch: int, message: str) -> None:
+        # not through JobRecord: what is wrong may be the record itself
+        committed, group = self.client.hmget(self.keys.job(job), "committed", "group")
+        tail = Tail(job, epoch, int(committed or 0), [])
+        ending = Ending(Status.FAILED, "error", message)
+        self._ownership.finish(tail, ending, (group or b"").decode())
+
+    def _sequence(self, job: str, epoch: int) -> Sequence:
+        progress = read_progress(self.client, self.keys, self._records, job)
+        record, info = progress.record, self._model.info
+        prompt = record.prompt_ids if record.fingerprint == info.fingerprint else None
+        if prompt is None:
+            prompt = self._encode(record.spec.prompt)
+        check_token_ids(prompt, context_length=info.context_length, vocabulary_size=info.vocab_size)
+        match self._ownership.admit(job, epoch, prompt, info.fingerprint):
+            case "fenced":
+                raise Fenced(f"job {job} has another owner")
+            case "other_model":
+                raise InvalidRequest(
+                    f"the job was begun by another model or dtype under the name "
+                    f"{self.model_name}; submit it again"
+                )
+        params = record.spec.params
+        tokens = prompt + progress.output
+        detokenizer = self._text.detokenizer()
+        detokenizer.push(progress.output)  # its text is out already
+        own = () if params.ignore_eos else info.eos_ids
+        chosen = params.speculation
+        return Sequence(
+            job=job,
+            epoch=epoch,
+            spec=record.spec,
+            tokens=tokens,
+            num_prompt=len(prompt),
+            limit=min(params.max_tokens, info.context_length - len(prompt)),
+            stop_ids=frozenset((*own, *params.stop_token_ids)),
+            detokenizer=detokenizer,
+            digest=extend(0, tokens),
+            draft_length=DraftLength(self.settings.speculation if chosen == "auto" else chosen),
+        )
+
+    def _encode(self, prompt: Prompt) -> list[int]:
         with self._text_lock:
             if isinstance(prompt, str):
                 return self._text.encode(prompt)
@@ -141,84 +234,28 @@ class VerifyWorker(Worker):
                 return self._text.chat(prompt)
         return prompt  # type: ignore[return-value]
 
-    def _check_prompt(self, prompt: list[int]) -> None:
-        info = self._model.info
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens", field="prompt")
-        if len(prompt) >= info.context_length:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens; the model's context of "
-                f"{info.context_length} leaves no room for output",
-                field="prompt",
-            )
-        if max(prompt) >= info.vocab_size:
-            raise InvalidRequest(
-                f"token id {max(prompt)} is not below the vocabulary size {info.vocab_size}",
-                field="prompt",
-            )
-
-    def _sequence(self, job: str, epoch: int, progress: Progress, prompt: list[int]) -> Sequence:
-        spec, info = progress.record.spec, self._model.info
-        params = spec.params
-        tokens = prompt + progress.output
-        detokenizer = self._text.detokenizer()
-        detokenizer.push(progress.output)  # its text is out already
-        own = () if params.ignore_eos else info.eos_ids
-        speculation = params.speculation
-        return Sequence(
-            job=job,
-            epoch=epoch,
-            spec=spec,
-            tokens=tokens,
-            num_prompt=len(prompt),
-            limit=min(params.max_tokens, info.context_length - len(prompt)),
-            stop_ids=frozenset((*own, *params.stop_token_ids)),
-            detokenizer=detokenizer,
-            digest=extend(0, tokens),
-            draft_length=DraftLength(
-                self.settings.speculation if speculation == "auto" else speculation
-            ),
-        )
-
     # --- engine and housekeeping ---------------------------------------------------------------
 
-    def start_engine(self) -> None:
-        self._engine.start()
-
-    def stop_engine(self) -> None:
-        self._engine.stop()
-
-    def join_engine(self, timeout: float) -> None:
-        self._engine.join(timeout)
-
     @property
-    def is_engine_alive(self) -> bool:
-        return self._engine.is_alive
+    def engine(self) -> VerifyEngine:
+        return self._engine
 
-    @property
-    def engine_progress(self) -> int:
-        return self._engine.progress
-
-    def deliver(self, frames: list[Frame]) -> None:
-        self._engine.deliver(frames)
+    def reader(self) -> InboxReader:
+        return InboxReader(self.settings.redis_url, self.inbox, self._engine.deliver)
 
     def held(self) -> Mapping[str, int]:
         return dict(self._held)
 
-    def on_renewal(self, outcomes: Mapping[str, str]) -> None:
+    def on_renewal(self, held: Mapping[str, int], outcomes: Mapping[str, str]) -> None:
         for job, outcome in outcomes.items():
             if outcome == "cancel":
-                self._engine.cancel(job)
+                self._engine.cancel(job, held[job])
             elif outcome == "fenced":
-                self._engine.drop(job)
-
-    def on_lost(self) -> None:
-        for job in self.held():
-            self._engine.drop(job)
+                self._engine.drop(job, held[job])
 
     def tick(self) -> None:
         if self._look.is_due():
             self._drafters = live_workers(self.client, self.keys, "draft", self.model_name)
             self._engine.draft_workers_alive(self._drafters)
-        if self._drafters and not self.is_draining.is_set():
+        if self._drafters and not self.is_draining:
             self._requests.ask(self._engine.jobs_without_session())
