@@ -83,7 +83,7 @@ def check_server(client: Redis, url: str) -> None:
         try:
             server = client.info("server")
             memory = client.info("memory")
-        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+        except (redis.AuthenticationError, redis.ResponseError) as error:
             raise BrokerUnavailable(f"Redis at {display(url)} refused us: {error}") from error
     # Valkey reports the Redis version that it is compatible with under the same name
     version = str(server["redis_version"])

@@ -62,9 +62,12 @@ def _redis_url(text: str) -> str:
     if not re.match(r"(rediss?|unix)://", text):
         raise ValueError("a URL is needed that starts with redis://, rediss:// or unix://")
     try:
-        urlsplit(text).port  # noqa: B018 - reading it parses it
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 - reading it parses it
     except ValueError:
         raise ValueError("its port is no number (is the password percent-encoded?)") from None
+    if parts.scheme != "unix" and not re.fullmatch(r"/?|/\d+", parts.path):
+        raise ValueError("what follows the host must be the number of a database, as in /0")
     return text
 
 
@@ -88,17 +91,17 @@ def _speculation(text: str) -> str | int:
         ) from None
 
 
-def _setting(default: Any, parse: Callable[[str], Any]) -> Any:
-    return field(default=default, metadata={"parse": parse})
+def _setting(default: Any, parse: Callable[[str], Any], *, is_shown: bool = True) -> Any:
+    return field(default=default, repr=is_shown, metadata={"parse": parse})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What a process of pilotfish needs to know. Build it with :meth:`from_env`."""
 
-    # where things are
-    broker_url: str = _setting("redis://127.0.0.1:6379/0", _redis_url)
-    data_url: str | None = _setting(None, _optional(_redis_url))
+    # where things are; the URLs may hold passwords, which belong into no log or traceback
+    broker_url: str = _setting("redis://127.0.0.1:6379/0", _redis_url, is_shown=False)
+    data_url: str | None = _setting(None, _optional(_redis_url), is_shown=False)
     namespace: str = _setting("pf", _pattern(r"[A-Za-z0-9_-]{1,32}", "letters, digits, _ and -"))
 
     # what a worker serves; `model` is the served name, `target` and `draft` are what is loaded

@@ -10,7 +10,7 @@ from pilotfish_broker.errors import ConfigError
 from pilotfish_broker.settings import Settings
 
 BAD = {
-    "broker_url": ["http://x", "localhost:6379", "redis://h:port"],
+    "broker_url": ["http://x", "localhost:6379", "redis://h:port", "redis://h:1/x", "redis://h/0/1"],
     "data_url": ["ftp://x"],
     "namespace": ["a b", "a:b", "x" * 33],
     "model": ["a/b", ".hidden", "x" * 129],
@@ -100,6 +100,14 @@ def test_the_password_of_a_refused_url_is_not_repeated(url: str) -> None:
         Settings.from_env({"PILOTFISH_BROKER_URL": url})
     assert "hunter2" not in str(caught.value)
     assert "user" not in str(caught.value)
+
+
+def test_no_password_is_shown_where_settings_are_printed() -> None:
+    url = "redis://:hunter2@host:6379/0"
+    settings = Settings.from_env({}, broker_url=url, data_url=url)
+    assert "hunter2" not in repr(settings)
+    assert settings.as_env()["PILOTFISH_BROKER_URL"] == url
+    assert "namespace='pf'" in repr(settings)
 
 
 def test_the_data_plane_is_the_broker_unless_it_has_a_url_of_its_own() -> None:

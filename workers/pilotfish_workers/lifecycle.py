@@ -13,8 +13,14 @@ from typing import Any
 from celery import Celery, bootsteps, signals
 from celery.worker import state
 
-from pilotfish_broker.errors import BrokerUnavailable, ConfigError, PilotfishError
+from pilotfish_broker.errors import (
+    BrokerMisconfigured,
+    BrokerUnavailable,
+    ConfigError,
+    PilotfishError,
+)
 from pilotfish_broker.settings import Settings
+from pilotfish_workers.transport import install_transport
 from pilotfish_workers.worker import Worker
 
 BAD_CONFIGURATION = 2  # exit statuses, the same as the command line's
@@ -43,6 +49,21 @@ def served_name_or_none(settings: Settings) -> str | None:
         raise SystemExit(BAD_CONFIGURATION) from None
 
 
+def check_command_line(settings: Settings, pool: str, concurrency: int) -> None:
+    """Refuse what makes a worker that is not as its settings say.
+
+    Raises:
+        ConfigError: the pool is not of threads, or its size is not the number of slots.
+    """
+    _ = settings.served_name  # without one there is no queue, and so no number of slots
+    if pool != "thread":
+        raise ConfigError(f"this worker runs with --pool threads only, not {pool}")
+    if concurrency != settings.slots:
+        raise ConfigError(
+            f"--concurrency {concurrency} does not equal PILOTFISH_SLOTS={settings.slots}"
+        )
+
+
 def stop_process(reason: str) -> None:
     """End this worker process in good order, for a reason that a person has to mend."""
     print(f"pilotfish: {reason}", file=sys.stderr, flush=True)
@@ -52,6 +73,8 @@ def stop_process(reason: str) -> None:
 def install(app: Celery, worker: Worker) -> None:
     """Make `app`'s worker process run `worker`."""
 
+    install_transport()
+
     class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Loads the model and starts the engine; refuses another pool or number of slots."""
 
@@ -59,17 +82,11 @@ def install(app: Celery, worker: Worker) -> None:
         requires = ("celery.worker.components:Pool",)
 
         def start(self, parent: Any) -> None:
-            slots = worker.settings.slots
             pool = parent.pool_cls.__module__.rpartition(".")[2]
             try:
-                if pool != "thread":
-                    raise ConfigError(f"this worker runs with --pool threads only, not {pool}")
-                if parent.concurrency != slots:
-                    raise ConfigError(
-                        f"--concurrency {parent.concurrency} does not equal PILOTFISH_SLOTS={slots}"
-                    )
+                check_command_line(worker.settings, pool, parent.concurrency)
                 worker.start()
-            except BrokerUnavailable as error:
+            except (BrokerUnavailable, BrokerMisconfigured) as error:
                 print(f"pilotfish: {error}", file=sys.stderr, flush=True)
                 raise SystemExit(BROKER_UNAVAILABLE) from error
             except PilotfishError as error:
