@@ -58,7 +58,11 @@ class Connection:
         """
         client = self._checked(self.settings.redis_url)
         if self.settings.broker_url != self.settings.redis_url:
-            self._checked(self.settings.broker_url).close()
+            try:
+                _ = self._other_broker
+            except BaseException:
+                client.close()
+                raise
         return client
 
     @cached_property
@@ -104,8 +108,9 @@ class Connection:
             del opened["_dispatcher"]
             close_app(opened.pop("_app"))
         opened.pop("records", None)
-        if (client := opened.pop("redis", None)) is not None:
-            client.close()
+        for name in ("redis", "_other_broker"):
+            if (client := opened.pop(name, None)) is not None:
+                client.close()
 
     @cached_property
     def _dispatcher(self) -> Dispatcher:
@@ -113,8 +118,15 @@ class Connection:
         from pilotfish_broker.celery_app import make_app
         from pilotfish_broker.dispatch import Dispatcher
 
+        redis = self.redis
+        is_shared = self.settings.broker_url == self.settings.redis_url
         self._app = make_app(self.settings)
-        return Dispatcher(self._app, self.redis, self.redis, self.keys)
+        return Dispatcher(self._app, redis if is_shared else self._other_broker, redis, self.keys)
+
+    @cached_property
+    def _other_broker(self) -> Redis:
+        """Client of Celery's server, where that is another one."""
+        return self._checked(self.settings.broker_url)
 
     def _checked(self, url: str) -> Redis:
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from pilotfish.connection import Connection
-from pilotfish_broker.errors import InvalidRequest, UnknownModel
-from pilotfish_broker.models import ModelRecord, list_models, read_model
+from pilotfish_broker.errors import UnknownModel
+from pilotfish_broker.models import ModelRecord, check_token_ids, list_models, read_model
 from pilotfish_broker.spec import JobSpec, Prompt
 
 FRESH_SECONDS = 10.0
@@ -66,7 +66,7 @@ class ServedModels:
         """
         if wait_for_model and self._record(spec.model) is None:
             return
-        check_token_ids(spec.prompt, self.require(spec.model))
+        check_prompt_ids(spec.prompt, self.require(spec.model))
 
     def _record(self, name: str) -> ModelRecord | None:
         read_at, record = self._records.get(name, (0.0, None))
@@ -78,7 +78,7 @@ class ServedModels:
         return record
 
 
-def check_token_ids(prompt: Prompt, record: ModelRecord) -> None:
+def check_prompt_ids(prompt: Prompt, record: ModelRecord) -> None:
     """Check a prompt of token ids against the model; other prompts pass.
 
     Raises:
@@ -86,16 +86,8 @@ def check_token_ids(prompt: Prompt, record: ModelRecord) -> None:
     """
     if isinstance(prompt, str) or not isinstance(prompt[0], int):
         return
-    ids = [token for token in prompt if isinstance(token, int)]
-    if max(ids) >= record.vocabulary_size:
-        raise InvalidRequest(
-            f"token id {max(ids)} is not below {record.vocabulary_size}, "
-            f"the vocabulary size of {record.name}",
-            field="prompt",
-        )
-    if len(ids) >= record.context_length:
-        raise InvalidRequest(
-            f"the prompt has {len(ids)} tokens, but {record.name} has a context of "
-            f"{record.context_length} for prompt and output together",
-            field="prompt",
-        )
+    check_token_ids(
+        [token for token in prompt if isinstance(token, int)],
+        context_length=record.context_length,
+        vocabulary_size=record.vocabulary_size,
+    )

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -110,8 +111,8 @@ def test_with_no_model_at_all_the_client_says_so(redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ([VOCABULARY], f"token id {VOCABULARY} is not below {VOCABULARY}"),
-        ([1] * CONTEXT, f"has {CONTEXT} tokens, but m has a context of {CONTEXT}"),
+        ([VOCABULARY], f"token id {VOCABULARY} is not below the vocabulary size {VOCABULARY}"),
+        ([1] * CONTEXT, f"has {CONTEXT} tokens; the model's context of {CONTEXT} leaves"),
         ("", "empty"),
         ([], "not empty"),
     ],
@@ -410,6 +411,32 @@ def test_closing_one_client_leaves_another_of_the_same_server_alone(
         other.submit("hi")
     client.submit("hi")
     assert redis_client.llen(keys.celery_queue(f"verify.{MODEL}")) == 3
+
+
+def test_doorbells_are_counted_on_the_brokers_server_not_on_that_of_the_records(
+    redis_client: Any, redis_url: str, keys: Keys
+) -> None:
+    broker_url = redis_url.rpartition("/")[0] + "/1"
+    serve_model(redis_client, keys)
+    speaker = Speaker(redis_url, keys)
+    speaker.register()
+    with Client(broker_url, data_url=redis_url) as client, connect(broker_url) as broker:
+        job = client.submit("hi")
+        assert broker.llen(keys.celery_queue(f"verify.{MODEL}")) == 1
+        redis_client.zadd(keys.dispatched(MODEL), {job.id: 0})  # it rang long ago
+        assert client._connection._dispatcher.ring_lost(MODEL) == 0
+        broker.flushdb()
+        assert client._connection._dispatcher.ring_lost(MODEL) == 1
+        broker.flushdb()
+    speaker.close()
+
+
+def test_a_record_does_not_hand_out_what_fences_its_owner(client: Client, speaker: Speaker) -> None:
+    job = client.submit("hi")
+    speaker.begin(job.id)
+    record = job.record()
+    assert record.worker == speaker.identity.worker
+    assert speaker.identity.nonce not in str(asdict(record))
 
 
 def test_a_client_leaves_no_thread_behind(client: Client, speaker: Speaker) -> None:

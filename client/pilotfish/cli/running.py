@@ -19,7 +19,7 @@ from pilotfish.client import Client
 from pilotfish.embedded import EmbeddedStack, StackPlan
 from pilotfish.run_state import RunState, input_digest
 from pilotfish.run_summary import Summary, summarise
-from pilotfish.served import check_token_ids
+from pilotfish.served import check_prompt_ids
 from pilotfish_broker.connection import display as display_url
 from pilotfish_broker.errors import ConfigError, InvalidRequest
 from pilotfish_broker.models import ModelRecord
@@ -90,7 +90,7 @@ class RunPlan:
         Raises:
             InvalidBatch: there are some.
         """
-        check_each(self.source, self.requests, lambda item: check_token_ids(item.prompt, record))
+        check_each(self.source, self.requests, lambda item: check_prompt_ids(item.prompt, record))
 
 
 def run_embedded(plan: RunPlan) -> int:

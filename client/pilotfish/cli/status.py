@@ -39,9 +39,9 @@ def status(job: str | None, as_json: bool, **options: Any) -> None:
 
 
 def _describe_job(record: JobRecord) -> dict[str, Any]:
-    """What a reader may know of a job; the owner's nonce is not among it."""
+    """What a reader wants to know of a job."""
     shown = asdict(record)
-    for name in ("owner", "spec", "prompt_ids"):
+    for name in ("spec", "prompt_ids"):
         del shown[name]
     return {
         **shown,
