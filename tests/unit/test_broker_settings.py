@@ -10,7 +10,13 @@ from pilotfish_broker.errors import ConfigError
 from pilotfish_broker.settings import Settings
 
 BAD = {
-    "broker_url": ["http://x", "localhost:6379", "redis://h:port", "redis://h:1/x", "redis://h/0/1"],
+    "broker_url": [
+        "http://x",
+        "localhost:6379",
+        "redis://h:port",
+        "redis://h:1/x",
+        "redis://h/0/1",
+    ],
     "data_url": ["ftp://x"],
     "namespace": ["a b", "a:b", "x" * 33],
     "model": ["a/b", ".hidden", "x" * 129],
