@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from pilotfish.folder_lock import take_lock
 from pilotfish_broker.errors import InvalidRequest
 
 FORMAT = 1
-LOCK_SECONDS = 10.0
 IDENTITY = "run.json"
 
 
@@ -56,7 +54,8 @@ class RunState:
         self.key = run_key(identity)
         self.is_new = True
         self._output = output
-        self._lock = self._take_lock()
+        busy = f"another run is writing {output}; wait for it or end it"
+        self._lock = take_lock(self.folder, self._make_folder, busy)
         try:
             self._check(identity)
         except BaseException:
@@ -76,25 +75,6 @@ class RunState:
         """Delete the folder: all of the run is in its output."""
         shutil.rmtree(self.folder)
         self.release()
-
-    def _take_lock(self) -> int:
-        deadline = time.monotonic() + LOCK_SECONDS
-        path = self.folder / "lock"
-        while True:
-            self._make_folder()
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.exists() and os.fstat(lock).st_ino == path.stat().st_ino:
-                    return lock  # and not one of a folder that was removed meanwhile
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(lock)
-                    raise InvalidRequest(
-                        f"another run is writing {self._output}; wait for it or end it"
-                    ) from None
-                time.sleep(0.1)
-            os.close(lock)
 
     def _make_folder(self) -> None:
         if not self._output.absolute().parent.is_dir():

@@ -11,6 +11,7 @@ import pytest
 from pilotfish.cli import cli, run_command
 from pilotfish.cli.options import WORKER_SETTINGS
 from pilotfish.cli.targets import with_named_target
+from pilotfish.cli.up import locked
 from pilotfish_broker.errors import ConfigError
 from pilotfish_broker.settings import Settings
 
@@ -156,6 +157,18 @@ def test_worker_options_are_the_same_words_everywhere() -> None:
     for command in commands:
         words = {word for parameter in command.params for word in parameter.opts}
         assert words >= WORKER_WORDS, command.name
+
+
+def test_a_second_up_on_the_same_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pilotfish.folder_lock.LOCK_SECONDS", 0.0)
+    (tmp_path / "model").mkdir()
+    arguments = ["up", "--target", str(tmp_path / "model"), "--folder", str(tmp_path / "data")]
+    with locked(tmp_path / "data"):
+        assert run_command(arguments) == 2
+    assert f"another pilotfish uses {tmp_path / 'data'}" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["lock"]
 
 
 def test_each_command_explains_itself_with_an_example() -> None:

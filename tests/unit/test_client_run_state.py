@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import pilotfish.run_state as run_state
+import pilotfish.folder_lock as folder_lock
 from pilotfish.run_state import RunState, job_id, run_key
 from pilotfish_broker.errors import InvalidRequest
 
@@ -58,7 +58,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 def test_a_second_run_on_the_same_output_is_refused_while_the_first_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_state, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(folder_lock, "LOCK_SECONDS", 0.0)
     output = tmp_path / "out.jsonl"
     state = RunState(output, IDENTITY)
     with pytest.raises(InvalidRequest, match="another run is writing"):
@@ -70,7 +70,7 @@ def test_a_second_run_on_the_same_output_is_refused_while_the_first_lives(
 def test_the_lock_is_held_as_long_as_a_process_of_the_run_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_state, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(folder_lock, "LOCK_SECONDS", 0.0)
     output = tmp_path / "out.jsonl"
     state = RunState(output, IDENTITY)
     code = "import sys; sys.stdin.read()"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from pilotfish.cli.signals import unwinding
 from pilotfish.cli.targets import with_named_target, with_prepared_target
 from pilotfish.embedded import EmbeddedStack, StackPlan
 from pilotfish.embedded.valkey import free_port
+from pilotfish.folder_lock import take_lock
 from pilotfish.worker_command import Command, process_environment
 from pilotfish_broker.errors import ConfigError
 from pilotfish_broker.settings import Settings
@@ -53,14 +56,15 @@ def up(port: int | None, flower: bool, folder: str | None, **options: Any) -> No
         settings = with_prepared_target(settings)
         if folder is None:
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="pilotfish-up-"))
+        lock = cleanup.enter_context(locked(Path(folder).absolute()))
         plan = StackPlan(
             folder=Path(folder).absolute(),
             settings=settings,
             verify_workers=options["verify_workers"],
             draft_workers=options["draft_workers"],
             port=port or 0,
+            keep=(lock,),
         )
-        plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stack = cleanup.enter_context(EmbeddedStack(plan))
         with RunDisplay(0) as display:
             display.awaiting(stack.await_ready(), plan.wanted)
@@ -69,6 +73,25 @@ def up(port: int | None, flower: bool, folder: str | None, **options: Any) -> No
             for name in stack.tick():
                 click.echo(f"the {name} had died and was started again", err=True)
             time.sleep(TICK_SECONDS)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Make a folder and hold its lock: two servers would write the same files.
+
+    Raises:
+        InvalidRequest: another command uses it.
+    """
+
+    def make() -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    busy = f"another pilotfish uses {folder}; end it, or choose another --folder"
+    lock = take_lock(folder, make, busy)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def _announce(stack: EmbeddedStack, has_flower: bool) -> None:
