@@ -36,6 +36,8 @@ LEASE_SECONDS = "1.5"
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.slow, pytest.mark.integration]
 
+BAD_CONFIGURATION = 2  # exit status
+
 
 @dataclass(slots=True)
 class Deployment:
@@ -205,15 +207,31 @@ def test_a_drafter_with_another_vocabulary_is_refused_and_the_jobs_decode_plainl
         program.kill()
     other = build_tiny(deployment.folder / "other", "llama", seed=1, vocab_size=300)
     stranger = fleet.start("draft", "--draft", str(other))
-    fleet.await_ready()
-    refused = fleet.record(stranger).fields["refused"]
-    assert "300 tokens" in refused
-    assert "288" in refused
-    assert "id 288" in refused
+    assert stranger.wait() == BAD_CONFIGURATION
+    refusal = stranger.log.read_text()
+    assert "the draft has 300 tokens, the target 288" in refusal
+    assert "the first difference is id 288" in refusal
     records = deployment.await_end(deployment.submit(speculation=4))
     assert sum(record.drafted for record in records) == 0
-    assert stranger.is_running
-    stranger.kill()
+
+
+def test_a_drafter_ends_when_a_target_with_another_vocabulary_comes_after_it(
+    start_fleet: StartFleet,
+) -> None:
+    target, draft = "simulated:pass_ms=1,vocab=300", "simulated:pass_ms=1,vocab=200"
+    fleet = start_fleet(
+        "strangers",
+        verify=["--target", target, "--model", "sim"],
+        draft=["--draft", draft, "--model", "sim"],
+    )
+    fleet.ensure(draft=1)
+    (stranger,) = fleet.running("draft")
+    fleet.start("verify")
+    assert stranger.wait() == BAD_CONFIGURATION
+    assert "the draft has 200 tokens, the target 300" in stranger.log.read_text()
+    fleet.await_ready()
+    job = fleet.client.submit("on my own", SamplingParams(max_tokens=9))
+    assert job.result(timeout=60).completion_tokens == 9
 
 
 def tokens_of(deployment: Deployment, job: str) -> list[int]:
