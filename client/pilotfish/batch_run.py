@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,11 +13,13 @@ from pilotfish.client import Client
 from pilotfish.result import Result
 from pilotfish.run_state import job_id
 from pilotfish_broker.errors import BrokerUnavailable
+from pilotfish_broker.records import JobRecord
 from pilotfish_broker.spec import JobSpec
 
 WAIT_SECONDS = 0.25
 LOOK_SECONDS = 1.0
 RECONCILE_SECONDS = 15.0
+RECONCILE_JOBS = 500  # between two looks at what is to be watched
 OUTAGE_SECONDS = 60.0
 
 
@@ -55,6 +57,13 @@ class BatchRun:
     def ids(self) -> list[str]:
         """Job ids of all requests, in the order of the file."""
         return [job_id(self.key, request.custom_id) for request in self.requests]
+
+    def records(self) -> Iterator[JobRecord | None]:
+        """Records of all requests, in the order of the file, few of them in memory at a time."""
+        ids = self.ids()
+        for start in range(0, len(ids), RECONCILE_JOBS):
+            self.watch()
+            yield from self.client.records(ids[start : start + RECONCILE_JOBS])
 
     def finish(self) -> None:
         """Submit what is not in the output yet, and stay until all of it is.
@@ -123,12 +132,19 @@ class _Loop:
         """Submit what has no record (at the start, or because Redis lost it), and collect what
         ended unnoticed."""
         ids = list(self._open)
-        records = self._run.client.records(ids)
-        missing = [job for job, record in zip(ids, records, strict=True) if record is None]
+        for start in range(0, len(ids), RECONCILE_JOBS):
+            if start:
+                self._run.watch()
+            self._reconcile_some(ids[start : start + RECONCILE_JOBS])
+
+    def _reconcile_some(self, ids: list[str]) -> None:
+        statuses = self._run.client.statuses(ids)
+        missing = [job for job, status in zip(ids, statuses, strict=True) if status is None]
         if missing:
             specs = [self._spec(self._open[job]) for job in missing]
             self._run.client.submit_many(specs, ids=missing)
-        self._write([record.id for record in records if record and record.status.is_terminal])
+        pairs = zip(ids, statuses, strict=True)
+        self._write([job for job, status in pairs if status is not None and status.is_terminal])
 
     def _spec(self, request: Request) -> JobSpec:
         return JobSpec(
@@ -139,7 +155,9 @@ class _Loop:
         )
 
     def _look(self) -> None:
-        self._run.listener.running(self._run.client.committed(self._open))
+        # few jobs run at a time, whatever the number of those that wait
+        running = self._run.client.running(self._run.model) & self._open.keys()
+        self._run.listener.running(self._run.client.committed(running))
 
     def _bear(self, error: BrokerUnavailable) -> None:
         """A server that is away may come back; nothing is lost while it is away."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from pilotfish.bulk import count_committed, read_records, read_results
+from pilotfish.bulk import count_committed, read_records, read_results, read_statuses
 from pilotfish.completions import Completion, completions, read_completions
 from pilotfish.connection import Connection
 from pilotfish.job import Job
@@ -18,7 +18,7 @@ from pilotfish_broker.leases import WorkerRecord, list_workers, live_workers
 from pilotfish_broker.models import ModelRecord
 from pilotfish_broker.records import JobRecord, new_job_id
 from pilotfish_broker.settings import MODEL_NAME, Settings
-from pilotfish_broker.spec import JobSpec, Prompt, SamplingParams
+from pilotfish_broker.spec import JobSpec, Prompt, SamplingParams, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +216,16 @@ class Client:
     def records(self, ids: Iterable[str]) -> list[JobRecord | None]:
         """Records of many jobs in few round trips; None where there is none."""
         return read_records(self._connection, ids)
+
+    def statuses(self, ids: Iterable[str]) -> list[Status | None]:
+        """Where many jobs stand; None where there is no record. Cheaper than :meth:`records`."""
+        return read_statuses(self._connection, ids)
+
+    def running(self, model: str) -> set[str]:
+        """Ids of the jobs of a model that workers own right now."""
+        with self._connection.answering():
+            found = self._connection.redis.smembers(self._connection.keys.running(model))
+        return {job.decode() for job in found}
 
     def results(self, ids: Iterable[str]) -> list[Result | None]:
         """Results of many jobs that have ended; None where a job has not, or is not known."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ class Summary:
 
     Attributes:
         failed: jobs that ended in another way than well.
-        seconds: from the first admission to the last completion.
+        seconds: from the first admission to the last completion, without the pauses between the
+            parts of a run that was stopped and continued.
         rounds: job rounds: target passes that committed tokens, counted for each job.
-        startup_seconds: until all workers were ready; 0 where they ran already.
+        startup_seconds: until all workers were ready, at the last start of a continued run; 0
+            where they ran already.
     """
 
     jobs: int
@@ -50,22 +53,43 @@ class Summary:
 
 
 def summarise(
-    records: Iterable[JobRecord | None], *, failed: int, startup_seconds: float
+    records: Iterable[JobRecord | None],
+    *,
+    failed: int,
+    startup_seconds: float,
+    pauses: Sequence[tuple[int, int]] = (),
 ) -> Summary:
-    """Add up records; those that are gone count as jobs only."""
-    listed = list(records)
-    known = [record for record in listed if record is not None]
-    starts = [record.started_ms for record in known if record.started_ms]
-    ends = [record.finished_ms for record in known if record.started_ms and record.finished_ms]
-    seconds = (max(ends) - min(starts)) / 1000 if starts and ends else 0.0
+    """Add up records; those that are gone count as jobs only.
+
+    Args:
+        pauses: from when to when (milliseconds of Redis's clock) nothing ran, in order.
+    """
+    jobs, first, last = 0, 0, 0
+    sums: Counter[str] = Counter()
+    for record in records:
+        jobs += 1
+        if record is None:
+            continue
+        sums["prompt"] += len(record.prompt_ids or ())
+        for name in ("committed", "rounds", "drafted", "accepted"):
+            sums[name] += getattr(record, name)
+        if record.started_ms:
+            first = min(first or record.started_ms, record.started_ms)
+            last = max(last, record.finished_ms)
     return Summary(
-        jobs=len(listed),
+        jobs=jobs,
         failed=failed,
-        prompt_tokens=sum(len(record.prompt_ids or ()) for record in known),
-        completion_tokens=sum(record.committed for record in known),
-        seconds=round(seconds, 3),
-        rounds=sum(record.rounds for record in known),
-        drafted=sum(record.drafted for record in known),
-        accepted=sum(record.accepted for record in known),
+        prompt_tokens=sums["prompt"],
+        completion_tokens=sums["committed"],
+        seconds=round(running_ms(first, last, pauses) / 1000, 3),
+        rounds=sums["rounds"],
+        drafted=sums["drafted"],
+        accepted=sums["accepted"],
         startup_seconds=round(startup_seconds, 3),
     )
+
+
+def running_ms(first: int, last: int, pauses: Iterable[tuple[int, int]]) -> int:
+    """Milliseconds from `first` to `last` without what of the pauses lies between them."""
+    paused = sum(max(0, min(end, last) - max(start, first)) for start, end in pauses)
+    return max(0, last - first - paused)

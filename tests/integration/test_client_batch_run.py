@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
+from pilotfish.batch_lines import Request, read_requests
+from pilotfish.batch_output import OutputFile
+from pilotfish.batch_run import BatchRun
 from pilotfish.cli import run_command
+from pilotfish.client import Client
+from pilotfish.result import Result
+from pilotfish.run_state import job_id
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.records import JobRecords
 from pilotfish_broker.spec import Status
@@ -179,6 +185,70 @@ def test_jobs_that_the_server_lost_are_submitted_again(
     parrot.speaker.close()
     assert status == 0
     assert set(read(output)) == {"line-1", "line-2"}
+
+
+class Ear:
+    """A listener that remembers the token counts that it was shown."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def ended(self, request: Request, result: Result) -> None:
+        pass
+
+    def running(self, tokens: int) -> None:
+        self.tokens.append(tokens)
+
+    def note(self, text: str) -> None:
+        pass
+
+
+class Enough(Exception):
+    """Ends a run from its watch."""
+
+
+def test_a_long_run_is_watched_while_it_is_submitted_and_asks_about_running_jobs_only(
+    tmp_path: Path,
+    redis_url: str,
+    redis_client: Any,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pilotfish.batch_run.RECONCILE_JOBS", 10)
+    serve_model(redis_client, keys)
+    speaker = Speaker(redis_url, keys)
+    speaker.register()
+    source, output = write(tmp_path, *({"prompt": f"p{n}"} for n in range(45)))
+    ear = Ear()
+    written: list[int] = []
+
+    def watch() -> None:
+        names = (keys.pending(MODEL), keys.dispatched(MODEL))
+        written.append(sum(redis_client.zcard(name) for name in names))
+        if written[-1] == 45 and not redis_client.scard(keys.running(MODEL)):
+            first = job_id("key", "line-1")
+            speaker.say(first, speaker.begin(first), [([1, 2], "ab"), ([3], "")])
+            speaker.begin(job_id("key", "line-2"))
+            redis_client.config_resetstat()
+        elif any(ear.tokens):
+            raise Enough
+
+    with Client(redis_url) as client, OutputFile(output) as file:
+        batch = BatchRun(
+            client=client,
+            key="key",
+            model=MODEL,
+            requests=read_requests(Path(source)),
+            output=file,
+            listener=ear,
+            watch=watch,
+        )
+        with pytest.raises(Enough):
+            batch.finish()
+    assert written[:5] == [0, 10, 20, 30, 40]
+    assert ear.tokens[-1] == 3
+    assert redis_client.info("commandstats")["cmdstat_hget"]["calls"] == 2
+    speaker.close()
 
 
 @pytest.mark.parametrize(

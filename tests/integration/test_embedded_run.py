@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.slow, pytest.mark.timeout(300)
 
 WAIT_SECONDS = 120
 GONE_SECONDS = 10
+PAUSE_SECONDS = 2
+ADMISSION_MS = 1000  # the first jobs begin a little before all workers are known to be ready
 CLI = [sys.executable, "-c", "from pilotfish.cli import main; main()"]
 
 
@@ -81,6 +83,9 @@ def test_a_killed_run_leaves_no_process_and_the_same_command_continues(
     assert all_end(children)
     before = killed.output.read_bytes()
     assert before.count(b"\n") < 24, "it was killed in the middle"
+    ((begun, last_seen),) = json.loads((killed.state / "parts.json").read_text())
+    time.sleep(PAUSE_SECONDS)
+    resumed_after = time.time() * 1000
 
     other = Command(tmp_path, model, "--slots", "4", "--draft", "off")
     assert other.process.wait(WAIT_SECONDS) == 2
@@ -91,7 +96,11 @@ def test_a_killed_run_leaves_no_process_and_the_same_command_continues(
     assert again.output.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     ids = [line["custom_id"] for line in again.lines()]
     assert sorted(ids) == sorted({f"line-{n}" for n in range(1, 25)})
-    assert json.loads((tmp_path / "s.json").read_text())["completion_tokens"] == 24 * 300
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert summary["completion_tokens"] == 24 * 300
+    # nothing ran between the kill and the second command's start
+    whole = time.time() * 1000 - begun + ADMISSION_MS
+    assert summary["seconds"] * 1000 < whole - (resumed_after - last_seen)
     assert not again.state.exists()
 
 

@@ -17,6 +17,7 @@ from pilotfish.cli.progress import RunDisplay
 from pilotfish.cli.targets import with_named_target, with_prepared_target
 from pilotfish.client import Client
 from pilotfish.embedded import EmbeddedStack, StackPlan
+from pilotfish.run_clock import RunClock
 from pilotfish.run_state import RunState, input_digest
 from pilotfish.run_summary import Summary, summarise
 from pilotfish.served import check_prompt_ids
@@ -113,13 +114,17 @@ def run_embedded(plan: RunPlan) -> int:
             model = stack.client.model(settings.served_name)
             plan.check_tokens(model)
             progress.is_begun = True
+            clock = RunClock(state.folder)
+            clock.begin()
 
             def watch() -> None:
+                clock.tick()
                 for name in stack.tick():
                     display.note(f"the {name} had died and was started again")
 
             startup = time.monotonic() - started
-            failed = _finish(plan, state, stack.client, model.name, display, watch, startup)
+            timing = _Timing(startup, clock.pauses())
+            failed = _finish(plan, state, stack.client, model.name, display, watch, timing)
             stack.mark_complete()
     except BaseException as error:
         _leave(plan, state, is_begun=progress.is_begun and not isinstance(error, ConfigError))
@@ -141,7 +146,8 @@ def run_deployed(plan: RunPlan) -> int:
         try:
             with RunDisplay(len(plan.requests)) as display:
                 watch = _live_watch(client, model.name, display)
-                failed = _finish(plan, state, client, model.name, display, watch, 0.0)
+                # the deployment went on while no command of this run lived: no pauses
+                failed = _finish(plan, state, client, model.name, display, watch, _Timing())
         except BaseException:
             _leave(plan, state, is_begun=True)
             raise
@@ -152,6 +158,14 @@ def run_deployed(plan: RunPlan) -> int:
 @dataclass(slots=True)
 class _Progress:
     is_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """What no job record knows: how long starting took, and from when to when nothing ran."""
+
+    startup_seconds: float = 0.0
+    pauses: Sequence[tuple[int, int]] = ()
 
 
 def _leave(plan: RunPlan, state: RunState, *, is_begun: bool) -> None:
@@ -172,7 +186,7 @@ def _finish(
     model: str,
     display: RunDisplay,
     watch: Callable[[], None],
-    startup: float,
+    timing: _Timing,
 ) -> int:
     """Run all requests to their end; gives how many failed."""
     with OutputFile(plan.output) as output:
@@ -188,7 +202,12 @@ def _finish(
         )
         batch.finish()
         failed = sum(not succeeded for succeeded in output.finished.values())
-    summary = summarise(client.records(batch.ids()), failed=failed, startup_seconds=startup)
+    summary = summarise(
+        batch.records(),
+        failed=failed,
+        startup_seconds=timing.startup_seconds,
+        pauses=timing.pauses,
+    )
     display.note(describe(summary, plan.output))
     if plan.summary is not None:
         values = {**summary.as_json(), "model": model, **plan.shape()}
