@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pilotfish.batch_params import read_params
+from pilotfish.batch_params import NO_DEFAULTS, read_params
 from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.spec import Prompt, SamplingParams, check_prompt
 
@@ -67,12 +67,12 @@ class InvalidBatch(InvalidRequest):
         super().__init__("\n".join([head, *shown]))
 
 
-def read_requests(path: Path, *, max_tokens: int | None = None) -> list[Request]:
+def read_requests(path: Path, defaults: Mapping[str, Any] = NO_DEFAULTS) -> list[Request]:
     """All requests of a file.
 
     Args:
         path: the file, UTF-8, one JSON object a line; blank lines are skipped.
-        max_tokens: for lines that set no limit of their own.
+        defaults: sampling parameters by name, for lines that do not give them.
 
     Raises:
         InvalidBatch: some lines cannot be served, or there is none.
@@ -83,7 +83,7 @@ def read_requests(path: Path, *, max_tokens: int | None = None) -> list[Request]
     first_use: dict[str, int] = {}
     for number, raw in _lines(path.read_bytes()):
         try:
-            request = read_request(number, raw, max_tokens)
+            request = read_request(number, raw, defaults)
             if (earlier := first_use.setdefault(request.custom_id, number)) != number:
                 raise InvalidRequest(
                     f"custom_id {request.custom_id!r} was used before, on line {earlier}"
@@ -115,7 +115,7 @@ def check_each(path: Path, requests: Iterable[Request], check: Callable[[Request
         raise InvalidBatch(str(path), problems)
 
 
-def read_request(number: int, raw: bytes, max_tokens: int | None = None) -> Request:
+def read_request(number: int, raw: bytes, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Request:
     """One line.
 
     Raises:
@@ -127,13 +127,24 @@ def read_request(number: int, raw: bytes, max_tokens: int | None = None) -> Requ
         custom_id = f"line-{number}"
     if not isinstance(custom_id, str) or not custom_id:
         raise InvalidRequest("custom_id must be a text and not empty", field="custom_id")
+    if not is_text(custom_id):
+        raise InvalidRequest("custom_id holds half of a character pair", field="custom_id")
     kind, body = _open_envelope(values)
     model = body.pop("model", None)
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("model must be a text", field="model")
     prompt = _take_prompt(kind, body)
-    params = read_params(body, is_chat=kind == "chat", max_tokens=max_tokens)
+    params = read_params(body, is_chat=kind == "chat", defaults=defaults)
     return Request(number, custom_id, kind, prompt, params, model)
+
+
+def is_text(value: str) -> bool:
+    """Whether a text can be written as UTF-8; JSON can name halves of character pairs."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -23,18 +23,19 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "stop": (),
 }
+NO_DEFAULTS: Mapping[str, Any] = {}
 HONOURED = frozenset(item.name for item in fields(SamplingParams))
 
 
 def read_params(
-    body: Mapping[str, Any], *, is_chat: bool, max_tokens: int | None = None
+    body: Mapping[str, Any], *, is_chat: bool, defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> SamplingParams:
     """Sampling parameters of a request's body, from which prompt and model have been taken.
 
     Args:
         body: name → value as in the request; null means "not given".
         is_chat: `max_completion_tokens` is a chat parameter and means `max_tokens`.
-        max_tokens: for requests without a limit of their own.
+        defaults: parameters of ours for requests that do not give them.
 
     Raises:
         UnsupportedParameter: parameters that are not honoured; all of them are named.
@@ -54,9 +55,7 @@ def read_params(
     refused = [name for name in body if name in values and name not in HONOURED]
     if refused:
         raise _unsupported(refused, values)
-    if max_tokens is not None:
-        values.setdefault("max_tokens", max_tokens)
-    return SamplingParams.from_mapping(values)
+    return SamplingParams.from_mapping({**defaults, **values})
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -114,6 +114,20 @@ def test_every_request_is_answered_once(tmp_path: Path, redis_url: str, parrot: 
     assert not (tmp_path / "out.jsonl.pilotfish").exists()
 
 
+def test_on_a_deployment_speculation_is_the_default_of_each_job(
+    tmp_path: Path, redis_url: str, redis_client: Any, keys: Keys, parrot: Parrot
+) -> None:
+    source, output = write(tmp_path, {"prompt": "a"}, {"prompt": "b", "speculation": 3})
+    summary = tmp_path / "summary.json"
+    arguments = [source, "-o", str(output), "--broker", redis_url, "--speculation", "off"]
+    assert run(parrot, *arguments, "--summary", str(summary)) == 0
+    records = JobRecords(redis_client, keys, 60)
+    jobs = [line["id"].removeprefix("batch_req_") for line in read(output).values()]
+    params = {record.spec.prompt: record.spec.params for record in map(records.get, jobs)}
+    assert {prompt: given.speculation for prompt, given in params.items()} == {"a": "off", "b": 3}
+    assert json.loads(summary.read_text())["speculation"] == "off"
+
+
 def test_failed_requests_become_error_lines_and_status_1(
     tmp_path: Path, redis_url: str, parrot: Parrot, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +140,11 @@ def test_failed_requests_become_error_lines_and_status_1(
 
 
 def test_a_killed_run_continues_with_exactly_what_is_missing(
-    tmp_path: Path, redis_url: str, redis_client: Any, keys: Keys
+    tmp_path: Path,
+    redis_url: str,
+    redis_client: Any,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     serve_model(redis_client, keys)
     source, output = write(tmp_path, *({"prompt": f"p{n}"} for n in range(30)))
@@ -146,6 +164,7 @@ def test_a_killed_run_continues_with_exactly_what_is_missing(
     before = output.read_bytes()
     output.write_bytes(before[:-20])  # the twelfth line was torn by the crash
 
+    monkeypatch.setenv("PILOTFISH_DRAFT", "off")  # of workers; it does not shape this run
     changed = run_command(["run", *arguments, "--max-tokens", "7"])
     assert changed == 2
     assert output.read_bytes() == before[:-20]

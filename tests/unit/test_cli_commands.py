@@ -21,7 +21,7 @@ WORKER_WORDS = {f"--{name.replace('_', '-')}" for name in WORKER_SETTINGS}
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BROKER_URL", "DATA_URL", "TARGET", "MODEL", "DRAFT", "SLOTS"):
+    for name in ("BROKER_URL", "DATA_URL", "TARGET", "MODEL", "DRAFT", "SLOTS", "SPECULATION"):
         monkeypatch.delenv(f"PILOTFISH_{name}", raising=False)
 
 
@@ -100,6 +100,58 @@ def test_a_wrong_option_is_status_2_and_named(
     assert run_command(["run", source, "-o", str(tmp_path / "out"), *option]) == 2
     assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["--draft", "ngram"],
+        ["--dtype", "float32"],
+        ["--device", "cpu"],
+        ["--threads", "1"],
+        ["--slots", "4"],
+        ["--kv-tokens", "4096"],
+        ["--lease-seconds", "10"],
+        ["--verify-workers", "1"],
+        ["--draft-workers", "1", "--draft", "off"],
+    ],
+)
+def test_what_a_deployment_decides_is_refused_beside_broker_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: list[str]
+) -> None:
+    source = file_of(tmp_path, '{"prompt": "x"}')
+    arguments = ["run", source, "-o", str(tmp_path / "out"), "--broker", NOBODY, *typed]
+    assert run_command(arguments) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in typed if word.startswith("--"))
+    assert said.count("\n") == 1
+
+
+def test_variables_that_a_deployment_decides_are_not_typed_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTFISH_SLOTS", "4")
+    source = file_of(tmp_path, '{"prompt": "x"}')
+    assert run_command(["run", source, "-o", str(tmp_path / "out"), "--broker", NOBODY]) == 3
+
+
+@pytest.mark.parametrize("command", [["run", "IN", "-o", "OUT"], ["status"], ["submit", "hi"]])
+def test_broker_env_means_the_url_in_the_variable(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+) -> None:
+    names = {"IN": file_of(tmp_path, '{"prompt": "x"}'), "OUT": str(tmp_path / "out")}
+    arguments = [*(names.get(word, word) for word in command), "--broker", "env"]
+    assert run_command(arguments) == 2
+    said = "--broker env means the URL in PILOTFISH_BROKER_URL, which is not set"
+    assert said in capsys.readouterr().err
+    monkeypatch.setenv("PILOTFISH_BROKER_URL", "redis://:secret@127.0.0.1:1/0")
+    assert run_command(arguments) == 3
+    said = capsys.readouterr().err
+    assert "no answer from Redis at redis://127.0.0.1:1/0" in said
+    assert "secret" not in said
 
 
 def test_a_missing_input_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:

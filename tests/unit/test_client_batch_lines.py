@@ -49,9 +49,10 @@ def test_token_ids_and_short_chat_lines_are_read() -> None:
 
 
 def test_the_limit_of_the_command_line_is_for_lines_without_one() -> None:
-    assert read_request(1, b'{"prompt": "x"}', 9).params.max_tokens == 9
-    assert read_request(1, b'{"prompt": "x", "max_tokens": 2}', 9).params.max_tokens == 2
-    assert read_request(1, b'{"prompt": "x", "max_tokens": null}', 9).params.max_tokens == 9
+    nine = {"max_tokens": 9}
+    assert read_request(1, b'{"prompt": "x"}', nine).params.max_tokens == 9
+    assert read_request(1, b'{"prompt": "x", "max_tokens": 2}', nine).params.max_tokens == 2
+    assert read_request(1, b'{"prompt": "x", "max_tokens": null}', nine).params.max_tokens == 9
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def cli() -> None:
 
     \b
     Every setting is also an environment variable, PILOTFISH_ and the option's name in capitals
-    (PILOTFISH_TARGET for --target); PILOTFISH_BROKER_URL stands for --broker, except in run and
-    demo, which start a broker of their own unless --broker is given.
+    (PILOTFISH_TARGET for --target); PILOTFISH_BROKER_URL stands for --broker, except in run, demo
+    and up, which start a broker of their own; `run --broker env` uses it.
 
     \b
     Exit status:

@@ -34,7 +34,7 @@ def demo(max_tokens: int, **options: Any) -> int:
     """Answer some prompts of different kinds on this machine, and show what drafting brings.
 
     It starts Valkey, a verify worker and a draft worker, and leaves nothing behind but the
-    prepared model. The first time that is downloaded (93 MB) and converted (half a minute).
+    prepared model. The first time that is downloaded and converted (93 MB, some 40 s).
 
     \b
     Example:

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import click
 
 from pilotfish.client import Client
+from pilotfish_broker.errors import ConfigError
 from pilotfish_broker.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FROM_ENVIRONMENT = "env"
 SERVERS = ("PILOTFISH_BROKER_URL", "PILOTFISH_DATA_URL")
 BROKER_SETTINGS = ("broker_url", "namespace")
 WORKER_SETTINGS = (
@@ -46,12 +48,17 @@ def _stack(options: list[Callable[[Any], Any]]) -> Callable[[F], F]:
 
 def broker_options(function: F) -> F:
     """--broker and --namespace."""
-    return _stack([_broker("Redis URL of the deployment."), _NAMESPACE])(function)
+    text = "Redis URL of the deployment; env: the one in PILOTFISH_BROKER_URL."
+    return _stack([_broker(text), _NAMESPACE])(function)
 
 
 def embeddable_broker_options(function: F) -> F:
     """--broker of a command that starts its own broker where none is given."""
-    return _stack([_broker("Use this deployment and start nothing."), _NAMESPACE])(function)
+    text = (
+        "Use this deployment and start nothing; env: the one in PILOTFISH_BROKER_URL, which "
+        "keeps a password out of the process list."
+    )
+    return _stack([_broker(text), _NAMESPACE])(function)
 
 
 def worker_options(function: F) -> F:
@@ -83,6 +90,12 @@ def settings_from(options: Mapping[str, Any], environ: Mapping[str, str] | None 
     """
     names = (*BROKER_SETTINGS, *WORKER_SETTINGS)
     given = {name: options[name] for name in names if options.get(name) is not None}
+    if given.get("broker_url") == FROM_ENVIRONMENT:
+        del given["broker_url"]
+        if not (os.environ if environ is None else environ).get("PILOTFISH_BROKER_URL"):
+            raise ConfigError(
+                "--broker env means the URL in PILOTFISH_BROKER_URL, which is not set"
+            )
     return Settings.from_env(environ, **given)
 
 
@@ -96,7 +109,7 @@ def client_from(options: Mapping[str, Any]) -> Client:
 
 
 def _broker(text: str) -> Callable[[F], F]:
-    return click.option("--broker", "broker_url", metavar="URL", help=text)
+    return click.option("--broker", "broker_url", metavar="URL|env", help=text)
 
 
 _NAMESPACE = click.option(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pilotfish.batch_lines import read_requests
 from pilotfish.cli.options import (
@@ -19,6 +21,19 @@ from pilotfish.cli.options import (
 from pilotfish.cli.running import RunPlan, run_deployed, run_embedded
 from pilotfish.cli.signals import unwinding
 from pilotfish_broker.errors import InvalidRequest
+
+#: What the workers of a deployment were started with; `run --broker` cannot change it.
+WORKERS_CHOICE = (
+    "draft",
+    "dtype",
+    "device",
+    "threads",
+    "slots",
+    "kv_tokens",
+    "lease_seconds",
+    "verify_workers",
+    "draft_workers",
+)
 
 
 @click.command()
@@ -39,7 +54,8 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
 
     Without --broker it starts Valkey and workers of its own and ends them again; what they keep
     lies in OUT.jsonl.pilotfish until the run is complete. The same command again continues a run
-    that was stopped, whatever stopped it.
+    that was stopped, whatever stopped it. With --broker the workers of that deployment answer;
+    options that only a starting worker can honour (--draft, --dtype, --slots …) are refused then.
 
     \b
     A line of IN.jsonl is either short
@@ -57,8 +73,16 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
     Example:
       pilotfish run prompts.jsonl -o answers.jsonl --target ./model --draft ./small-model
     """
-    requests = read_requests(Path(source), max_tokens=options["max_tokens"])
     is_embedded = options["broker_url"] is None
+    if not is_embedded:
+        refuse_given(click.get_current_context(), WORKERS_CHOICE)
+    settings = settings_from(options, without_servers() if is_embedded else os.environ)
+    defaults: dict[str, Any] = {}
+    if options["max_tokens"] is not None:
+        defaults["max_tokens"] = options["max_tokens"]
+    if not is_embedded:  # workers of our own have it as their setting
+        defaults["speculation"] = settings.speculation
+    requests = read_requests(Path(source), defaults)
     path = Path(summary) if summary else None
     if path is not None and not path.absolute().parent.is_dir():
         raise InvalidRequest(f"there is no folder {path.parent} for the summary")
@@ -67,7 +91,7 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
         output=Path(output),
         summary=path,
         requests=requests,
-        settings=settings_from(options, without_servers() if is_embedded else os.environ),
+        settings=settings,
         max_tokens=options["max_tokens"],
         is_embedded=is_embedded,
         verify_workers=options["verify_workers"],
@@ -75,3 +99,20 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
     )
     with unwinding():
         return run_embedded(plan) if is_embedded else run_deployed(plan)
+
+
+def refuse_given(context: click.Context, names: Iterable[str]) -> None:
+    """Refuse options of a command that were typed although they cannot be honoured.
+
+    Raises:
+        InvalidRequest: naming all of them.
+    """
+    typed = [
+        name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if typed:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+        raise InvalidRequest(
+            f"{words}: --broker uses workers that run already, with settings of their own; "
+            "leave that out"
+        )

@@ -48,26 +48,31 @@ class RunPlan:
     def identity(self, where: str) -> dict[str, str]:
         """What has to be equal for a command to continue a run: all that shapes the output."""
         settings = self.settings
-        return {
+        identity = {
             "input": input_digest(self.source),
             "broker": where,
             "namespace": settings.namespace,
             "target": str(settings.target),
             "model": str(settings.model),
-            "draft": settings.draft,
-            "dtype": settings.dtype,
-            "device": settings.device,
             "speculation": str(settings.speculation),
             "max-tokens": str(self.max_tokens),
         }
+        if self.is_embedded:  # else the deployment has its own
+            identity |= {
+                "draft": settings.draft,
+                "dtype": settings.dtype,
+                "device": settings.device,
+            }
+        return identity
 
     def shape(self) -> dict[str, str | None]:
         """What ran, for the summary; None where that was the deployment's choice."""
         settings = self.settings
-        if not self.is_embedded:
-            return {"target": settings.target, "draft": None, "speculation": None}
-        target = with_named_target(settings).target
         speculation = str(settings.speculation)
+        if not self.is_embedded:
+            asked = None if speculation == "auto" else speculation
+            return {"target": settings.target, "draft": None, "speculation": asked}
+        target = with_named_target(settings).target
         return {"target": target, "draft": settings.draft, "speculation": speculation}
 
     def check_names(self, served: str) -> None:
