@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,10 @@ FORMAT = 1
 IDENTITY = "run.json"
 
 
-def run_key(identity: Mapping[str, str]) -> str:
-    """A name for a run: a hash of its input and of the arguments that shape its output."""
-    text = json.dumps(dict(identity), sort_keys=True)
+def run_key(identity: Mapping[str, str], nonce: str) -> str:
+    """A name for a run: a hash of its input, of the arguments that shape its output, and of a
+    random text, so that a new run never takes the results of an older one for its own."""
+    text = json.dumps([dict(identity), nonce], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -50,14 +52,14 @@ class RunState:
         Raises:
             InvalidRequest: another run owns the output, or it exists without a run to continue.
         """
+        output = output.absolute()
         self.folder = output.with_name(output.name + ".pilotfish")
-        self.key = run_key(identity)
         self.is_new = True
         self._output = output
         busy = f"another run is writing {output}; wait for it or end it"
         self._lock = take_lock(self.folder, self._make_folder, busy)
         try:
-            self._check(identity)
+            self.key = run_key(identity, self._check(identity))
         except BaseException:
             self.release()
             raise
@@ -79,6 +81,8 @@ class RunState:
     def _make_folder(self) -> None:
         if not self._output.absolute().parent.is_dir():
             raise InvalidRequest(f"there is no folder {self._output.parent}")
+        if self._output.exists() and not self._output.is_file() and str(self._output) != os.devnull:
+            raise InvalidRequest(f"{self._output} is no ordinary file; choose another -o")
         has_output = self._output.exists() and self._output.stat().st_size > 0
         if has_output and not self.folder.is_dir():
             raise InvalidRequest(
@@ -87,12 +91,14 @@ class RunState:
             )
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
-    def _check(self, identity: Mapping[str, str]) -> None:
+    def _check(self, identity: Mapping[str, str]) -> str:
+        """Compare with what the folder was made for; gives the run's random text."""
         path = self.folder / IDENTITY
         mine = {"format": str(FORMAT), **identity}
         if path.exists():
             self.is_new = False
             theirs = json.loads(path.read_text())
+            nonce: str = theirs.pop("nonce")
             changed = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
             if changed:
                 raise InvalidRequest(
@@ -101,7 +107,9 @@ class RunState:
                     f"choose another -o, or delete {self.folder}"
                     + (f" and {self._output}" if self._output.exists() else "")
                 )
-            return
+            return nonce
+        nonce = secrets.token_hex(8)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(mine, indent=2) + "\n")
+        partial.write_text(json.dumps({**mine, "nonce": nonce}, indent=2) + "\n")
         partial.rename(path)
+        return nonce

@@ -62,6 +62,7 @@ def test_the_limit_of_the_command_line_is_for_lines_without_one() -> None:
         (b'{"prompt": "x"} trailing', "malformed JSON"),
         (b'{"prompt": "x", "temperature": NaN}', "NaN is no JSON value"),
         (b"[" * 100_000, "malformed JSON"),
+        (b'{"custom_id": "\\udfff", "prompt": "x"}', "half of a character pair"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[1]", "not a JSON object"),
         (b"{}", "either 'prompt' or 'messages'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,26 @@ def test_an_empty_output_is_no_obstacle(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
+def test_a_new_run_never_takes_an_older_ones_jobs_for_its_own(tmp_path: Path) -> None:
+    first = RunState(tmp_path / "first.jsonl", IDENTITY)
+    second = RunState(tmp_path / "second.jsonl", IDENTITY)
+    assert first.key != second.key
+    first.remove()
+    again = RunState(tmp_path / "first.jsonl", IDENTITY)
+    assert again.key != first.key
+    again.release()
+    second.release()
+
+
+def test_an_output_that_is_no_ordinary_file_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for output in (pipe, tmp_path):
+        with pytest.raises(InvalidRequest, match="no ordinary file"):
+            RunState(output, IDENTITY)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="there is no folder"):
         RunState(tmp_path / "nowhere" / "out.jsonl", IDENTITY)
@@ -85,8 +106,9 @@ def test_the_lock_is_held_as_long_as_a_process_of_the_run_lives(
 
 
 def test_names_of_runs_and_jobs_depend_on_all_that_names_them() -> None:
-    key = run_key(IDENTITY)
-    assert key == run_key(dict(reversed(IDENTITY.items())))
-    assert key != run_key({**IDENTITY, "input": "x"})
+    key = run_key(IDENTITY, "n")
+    assert key == run_key(dict(reversed(IDENTITY.items())), "n")
+    assert key != run_key({**IDENTITY, "input": "x"}, "n")
+    assert key != run_key(IDENTITY, "m")
     assert job_id(key, "a") == job_id(key, "a")
     assert len({job_id(key, "a"), job_id(key, "b"), job_id("other", "a")}) == 3
