@@ -28,14 +28,30 @@ PASSING_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "
 Redis: TypeAlias = Any
 
 
-def connect(url: str, *, retries: int = 3, answer_seconds: float = ANSWER_SECONDS) -> Redis:
-    """Client for commands and scripts that are safe to repeat."""
+def connect(
+    url: str,
+    *,
+    retries: int = 3,
+    answer_seconds: float = ANSWER_SECONDS,
+    is_patient: bool = True,
+) -> Redis:
+    """Client for commands and scripts that are safe to repeat.
+
+    Args:
+        retries: how often a command is repeated after an error of the connection.
+        answer_seconds: how long to wait for an answer.
+        is_patient: repeat after an answer that did not come, too; a person waits for the first
+            one only.
+    """
+    lost: tuple[type[Exception], ...] = (redis.ConnectionError,)
+    backoff = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
+    errors = (*lost, redis.TimeoutError) if is_patient else lost
     return redis.Redis.from_url(
         url,
         socket_timeout=answer_seconds,
         socket_connect_timeout=CONNECT_SECONDS,
         health_check_interval=10,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), retries),
+        retry=Retry(backoff, retries, supported_errors=errors),
     )
 
 

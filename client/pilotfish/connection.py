@@ -130,7 +130,7 @@ class Connection:
 
     def _checked(self, url: str) -> Redis:
         try:
-            client = connect(url, answer_seconds=self._timeout)
+            client = connect(url, answer_seconds=self._timeout, is_patient=False)
         except ValueError as error:
             raise ConfigError(f"{display(url)!r} is no usable Redis URL: {error}") from None
         try:

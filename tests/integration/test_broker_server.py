@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Any
 
 import pytest
+import redis
 
 from pilotfish_broker.connection import check_server, connect, display
 from pilotfish_broker.errors import BrokerMisconfigured, BrokerUnavailable
@@ -138,3 +140,20 @@ def test_everything_survives_a_killed_server(start_valkey: Any, bench: Bench) ->
     assert after.tokens("a") == [1, 2, 3]
     assert after.records.get("a").status == Status.SUCCEEDED
     assert after.pending() == {"b"}
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_a_client_that_a_person_waits_for_asks_a_silent_server_once(is_patient: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        client = connect(url, retries=2, answer_seconds=0.2, is_patient=is_patient)
+        with pytest.raises(redis.TimeoutError):
+            client.get("key")
+        client.close()
+        silent.settimeout(0)
+        calls = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                calls += 1
+    assert calls > 2 if is_patient else calls == 1
