@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
+import yaml
 
 from pilotfish_broker.connection import check_server, connect
 from pilotfish_broker.keys import Keys
@@ -93,6 +95,50 @@ def _text(mapping: dict[Any, Any]) -> dict[str, str]:
         return item.decode() if isinstance(item, bytes) else str(item)
 
     return {plain(name): plain(value) for name, value in mapping.items()}
+
+
+@pytest.fixture
+def compose_server(_valkey_binary: str, tmp_path: Path) -> Iterator[tuple[psutil.Process, int]]:
+    """Process and port of the compose file's server: its command, run by a shell of this machine
+    with this machine's paths."""
+    port = free_port()
+    text = (BROKER_CONFIG.parent / "docker-compose.yml").read_text(encoding="utf-8")
+    program, flag, script = yaml.safe_load(text)["services"]["redis"]["command"]
+    config = tmp_path / "redis.conf"
+    shipped = (BROKER_CONFIG / "redis.conf").read_text(encoding="utf-8")
+    config.write_text(shipped.replace("port 6379", f"port {port}"))
+    replaced = {
+        "valkey-server": _valkey_binary,
+        "/etc/pilotfish/redis.conf": str(config),
+        "'*'": "127.0.0.1",
+        "/data": str(tmp_path),
+        "$$": "$",
+    }
+    for theirs, ours in replaced.items():
+        assert theirs in script
+        script = script.replace(theirs, ours)
+    environ = {**os.environ, "REDISCLI_AUTH": "hush42"}
+    process = subprocess.Popen([program, flag, script], env=environ, stdout=subprocess.DEVNULL)
+    client = connect(f"redis://:hush42@127.0.0.1:{port}/0")
+    try:
+        wait_for(process, client.ping)
+        yield psutil.Process(process.pid), port
+    finally:
+        client.close()
+        end(process)
+
+
+def test_the_compose_files_server_asks_for_its_password_and_keeps_it_to_itself(
+    compose_server: tuple[psutil.Process, int],
+) -> None:
+    process, port = compose_server
+    assert process.name() == "valkey-server"  # not the shell, so that signals reach it
+    assert "hush42" not in " ".join(process.cmdline())
+    with (
+        connect(f"redis://127.0.0.1:{port}/0", retries=0) as stranger,
+        pytest.raises(redis.AuthenticationError),
+    ):
+        stranger.ping()
 
 
 def healthcheck(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ from pilotfish_broker.settings import Settings
 ROOT = Path(__file__).parents[2]
 WORKERS = ("verify", "verify-gpu", "draft")
 SCALED = ("verify", "draft")
+PASSWORDS = {"REDIS_PASSWORD": "hush", "FLOWER_PASSWORD": "secret"}
 CONTRACT = {
     "PILOTFISH_BROKER_URL",
     "PILOTFISH_CACHE",
@@ -69,9 +70,9 @@ def example() -> dict[str, str]:
 
 @pytest.fixture
 def services() -> dict[str, Any]:
-    """The services with the example's variables and a password filled in."""
+    """The services with the example's variables and the passwords filled in."""
     raw = yaml.safe_load(COMPOSE_TEXT)["services"]
-    filled: dict[str, Any] = interpolate(raw, {**example(), "FLOWER_PASSWORD": "secret"})
+    filled: dict[str, Any] = interpolate(raw, {**example(), **PASSWORDS})
     return filled
 
 
@@ -141,7 +142,7 @@ def test_the_settings_are_complete_and_usable(name: str, services: dict[str, Any
     assert {key for key in environ if key.startswith("PILOTFISH_")} == expected
     settings = Settings.from_env(environ)
     assert settings.served_name == "SmolLM2-135M-Instruct"
-    assert settings.broker_url == settings.data_url == "redis://redis:6379/0"
+    assert settings.broker_url == settings.data_url == "redis://:hush@redis:6379/0"
 
 
 def test_only_the_gpu_service_asks_for_a_device(services: dict[str, Any]) -> None:
@@ -158,10 +159,25 @@ def test_only_the_gpu_service_asks_for_a_device(services: dict[str, Any]) -> Non
     assert "TORCH_INDEX" in services["verify-gpu"]["build"]["args"]
 
 
-def test_without_a_password_nothing_starts() -> None:
+@pytest.mark.parametrize("name", PASSWORDS)
+def test_without_a_password_nothing_starts(name: str) -> None:
     raw = yaml.safe_load(COMPOSE_TEXT)["services"]
-    with pytest.raises(Refused, match="FLOWER_PASSWORD"):
-        interpolate(raw, example())
+    with pytest.raises(Refused, match=name):
+        interpolate(raw, {**example(), **PASSWORDS, name: ""})
+
+
+def test_no_password_stands_in_a_command_line(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        words = [*service["command"], *service["healthcheck"]["test"]]
+        assert not any(secret in word for word in words for secret in PASSWORDS.values()), name
+
+
+def test_the_server_and_its_health_check_use_the_password(services: dict[str, Any]) -> None:
+    redis = services["redis"]
+    assert redis["environment"] == {"REDISCLI_AUTH": "hush"}
+    assert "requirepass $$REDISCLI_AUTH" in redis["command"][-1]
+    assert redis["healthcheck"]["test"] == ["CMD", "valkey-cli", "-e", "ping"]
+    assert "protected-mode" not in redis["command"][-1]  # as in the file: on
 
 
 def test_flower_sees_no_variable_that_it_would_take_for_an_option(
@@ -196,7 +212,8 @@ def test_the_server_reads_the_shipped_configuration(services: dict[str, Any]) ->
     redis = services["redis"]
     source, target, mode = redis["volumes"][1].split(":")
     assert (ROOT / source).is_file()
-    assert (target, mode) == (redis["command"][1], "ro")
+    assert f"valkey-server {target} " in redis["command"][-1]
+    assert mode == "ro"
 
 
 def stages() -> dict[str, str]:
