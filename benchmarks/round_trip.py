@@ -3,7 +3,8 @@
 One verify and one draft worker process with simulated models of given pass times exchange
 proposals and verdicts through a real Valkey. A job's round runs from the end of one verify pass
 with it to the end of the next. Of that time, everything is counted in which neither worker was
-inside a forward pass: frames, Redis, commits, detokenising, scheduling, thread switches.
+inside a forward pass: frames, Redis, commits, detokenising, scheduling, thread switches. Passes
+of other jobs count as passes, so with many jobs some of this hides behind them.
 
     python benchmarks/round_trip.py [--jobs 1 16 64] [--tokens 200] [--verify-ms 20] [--draft-ms 2]
 """
