@@ -50,7 +50,7 @@ class Problem:
 
 
 class InvalidBatch(InvalidRequest):
-    """The file has lines that cannot be served; nothing was started.
+    """The file has lines that cannot be served; no job was submitted.
 
     Attributes:
         problems: all of them, by line.
@@ -63,7 +63,7 @@ class InvalidBatch(InvalidRequest):
         if count > MOST_REPORTED:
             shown.append(f"  … and {count - MOST_REPORTED} more")
         counted = "1 line" if count == 1 else f"{count} lines"
-        head = f"{name}: {counted} cannot be served, so nothing was started"
+        head = f"{name}: {counted} cannot be served, so no job was submitted"
         super().__init__("\n".join([head, *shown]))
 
 

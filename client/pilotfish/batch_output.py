@@ -13,6 +13,8 @@ from pilotfish.result import Result
 from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.spec import Status
 
+LINE_ENDS = "\u0085\u2028\u2029"
+
 
 def output_line(request: Request, result: Result) -> dict[str, Any]:
     """The output line of a request whose job has ended: a response, or an error."""
@@ -105,7 +107,10 @@ class OutputFile:
         Raises:
             OSError: there is no room, or the file is gone.
         """
-        raw = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        text = json.dumps(line, ensure_ascii=False)
+        for character in LINE_ENDS:  # harmless to JSON, but some readers split lines at them
+            text = text.replace(character, f"\\u{ord(character):04x}")
+        raw = text.encode() + b"\n"
         while raw:
             raw = raw[os.write(self._file, raw) :]
         failed = line["error"] is not None

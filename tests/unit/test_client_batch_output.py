@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,13 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> N
     with pytest.raises(InvalidRequest, match="line 1, is no output line"):
         OutputFile(path)
     assert path.read_bytes() == b"my notes\nand more\n"
+
+
+def test_no_character_of_a_text_ends_its_line_for_any_reader(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    text = "one\u2028two\u2029three\u0085four\nfive"
+    request = read_request(1, b'{"prompt": "x", "custom_id": "a"}')
+    with OutputFile(path) as output:
+        output.write(output_line(request, replace(result(), text=text)))
+    (line,) = path.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["response"]["body"]["choices"][0]["text"] == text
