@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.cli import cli, run_command
 from pilotfish.cli.options import WORKER_SETTINGS
-from pilotfish.cli.targets import with_named_target
+from pilotfish.cli.targets import is_hub_id, with_named_target
 from pilotfish.cli.up import locked
 from pilotfish_broker.errors import ConfigError
 from pilotfish_broker.settings import Settings
@@ -271,3 +271,19 @@ def test_a_target_without_a_usable_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my model").mkdir()
     with pytest.raises(ConfigError, match="set PILOTFISH_MODEL"):
         with_named_target(Settings.from_env({}, target=str(tmp_path / "my model")))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("ngram", False),
+        ("off", False),
+        ("default", False),
+        ("simulated:pass_ms=1", False),
+        (".", False),
+        ("gpt2", True),
+        ("someone/some-model", True),
+    ],
+)
+def test_what_can_only_come_from_a_hub_is_known(model: str, expected: bool) -> None:
+    assert is_hub_id(model) is expected

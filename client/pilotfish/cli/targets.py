@@ -8,12 +8,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import click
+
 from pilotfish.worker_command import require_worker_packages
 from pilotfish_broker.errors import ConfigError, PilotfishError
 from pilotfish_broker.settings import Settings
 
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
 KNOWN = (DEFAULT_TARGET, "default")
+DRAFT_WORDS = ("ngram", "off")
+SIMULATED = "simulated:"
 MODULE = "pilotfish_workers.default_pair"
 
 
@@ -38,15 +42,26 @@ def with_named_target(settings: Settings) -> Settings:
 def with_prepared_target(settings: Settings) -> Settings:
     """`settings` with a known target's folder in place of its name; pulled when it is missing.
 
+    Says so where a model can only be had from a hub, which may take long to give or refuse it.
+
     Raises:
         ConfigError: packages of a worker are missing.
         ModelNotPrepared: it could not be prepared.
     """
+    for model in dict.fromkeys((settings.target or "", settings.draft)):
+        if is_hub_id(model):
+            click.echo(f"{model} is no folder here; taking it for a Hugging Face id", err=True)
     target = settings.target
     if target not in KNOWN or Path(target).is_dir():
         return settings
     require_worker_packages()
     return replace(settings, target=run_module("pull").strip())
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a model has to come from a hub, or from what was downloaded from one before."""
+    is_other = model in (*KNOWN, *DRAFT_WORDS) or model.startswith(SIMULATED)
+    return not is_other and not Path(model).is_dir()
 
 
 def run_module(*arguments: str) -> str:
