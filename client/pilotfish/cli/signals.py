@@ -15,8 +15,12 @@ def _leave(number: int, _frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Within this, SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    """Within this, SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt.
+
+    One that is ignored stays so: who starts a command with nohup wants it to outlive its terminal.
+    """
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]
     before = [signal.signal(number, _leave) for number in numbers]
     try:
         yield
