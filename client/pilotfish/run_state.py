@@ -56,6 +56,7 @@ class RunState:
         self.folder = output.with_name(output.name + ".pilotfish")
         self.is_new = True
         self._output = output
+        self._had_output = os.path.lexists(output)
         busy = f"another run is writing {output}; wait for it or end it"
         self._lock = take_lock(self.folder, self._make_folder, busy)
         try:
@@ -78,10 +79,16 @@ class RunState:
         shutil.rmtree(self.folder)
         self.release()
 
+    def remove_new_output(self) -> None:
+        """Delete the output if this run made it; what was there before it stays, and so does
+        whatever is no ordinary file."""
+        if not self._had_output and self._output.is_file() and not self._output.is_symlink():
+            self._output.unlink()
+
     def _make_folder(self) -> None:
         if not self._output.absolute().parent.is_dir():
             raise InvalidRequest(f"there is no folder {self._output.parent}")
-        if self._output.exists() and not self._output.is_file() and str(self._output) != os.devnull:
+        if self._output.exists() and not self._output.is_file():
             raise InvalidRequest(f"{self._output} is no ordinary file; choose another -o")
         has_output = self._output.exists() and self._output.stat().st_size > 0
         if has_output and not self.folder.is_dir():
@@ -95,21 +102,50 @@ class RunState:
         """Compare with what the folder was made for; gives the run's random text."""
         path = self.folder / IDENTITY
         mine = {"format": str(FORMAT), **identity}
-        if path.exists():
-            self.is_new = False
-            theirs = json.loads(path.read_text())
-            nonce: str = theirs.pop("nonce")
-            changed = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
-            if changed:
-                raise InvalidRequest(
-                    f"{self._output} belongs to an unfinished run with other arguments "
-                    f"(different: {', '.join(changed)}); repeat that command to continue it, "
-                    f"choose another -o, or delete {self.folder}"
-                    + (f" and {self._output}" if self._output.exists() else "")
-                )
+        if not path.exists():
+            nonce = secrets.token_hex(8)
+            _write_durably(path, json.dumps({**mine, "nonce": nonce}, indent=2) + "\n")
             return nonce
-        nonce = secrets.token_hex(8)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({**mine, "nonce": nonce}, indent=2) + "\n")
-        partial.rename(path)
+        self.is_new = False
+        theirs, nonce = self._read(path)
+        changed = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
+        if changed:
+            raise InvalidRequest(
+                f"{self._output} belongs to an unfinished run with other arguments "
+                f"(different: {', '.join(changed)}); repeat that command to continue it, "
+                f"choose another -o, or delete {self._remains()}"
+            )
         return nonce
+
+    def _read(self, path: Path) -> tuple[dict[str, str], str]:
+        """What the folder was made for, and the run's random text."""
+        try:
+            theirs = json.loads(path.read_text())
+            if theirs["format"] != str(FORMAT):
+                raise ValueError("another format")
+            nonce = theirs.pop("nonce")
+        except (ValueError, KeyError, TypeError):  # torn by a power cut, or of another version
+            raise InvalidRequest(
+                f"{path} is damaged or of another version, so that run cannot be continued; "
+                f"choose another -o, or delete {self._remains()}"
+            ) from None
+        return theirs, str(nonce)
+
+    def _remains(self) -> str:
+        """What has to go before a new run can have this output."""
+        return f"{self.folder}" + (f" and {self._output}" if self._output.exists() else "")
+
+
+def _write_durably(path: Path, text: str) -> None:
+    """Write a file that is whole or missing after a power cut."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -65,10 +65,36 @@ def test_a_new_run_never_takes_an_older_ones_jobs_for_its_own(tmp_path: Path) ->
 def test_an_output_that_is_no_ordinary_file_is_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for output in (pipe, tmp_path):
+    for output in (pipe, tmp_path, Path(os.devnull)):
         with pytest.raises(InvalidRequest, match="no ordinary file"):
             RunState(output, IDENTITY)
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_run_that_never_began_deletes_no_output_but_its_own(tmp_path: Path) -> None:
+    empty, link, fresh = (tmp_path / name for name in ("empty", "link", "fresh"))
+    empty.touch()
+    link.symlink_to(tmp_path / "elsewhere")
+    for output in (empty, link, fresh):
+        state = RunState(output, IDENTITY)
+        output.touch()
+        state.remove_new_output()
+        state.remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "empty", "link"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"format": "1", "inp', "[]", '{"format": "1"}', '{"format": "0", "nonce": "x"}']
+)
+def test_a_state_that_cannot_be_read_names_what_to_delete(tmp_path: Path, text: str) -> None:
+    output = tmp_path / "out.jsonl"
+    RunState(output, IDENTITY).release()
+    output.write_text("a line\n")
+    state = tmp_path / "out.jsonl.pilotfish"
+    (state / "run.json").write_text(text)
+    with pytest.raises(InvalidRequest, match=f"or delete {state} and {output}$"):
+        RunState(output, IDENTITY)
+    assert output.read_text() == "a line\n"
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def _leave(plan: RunPlan, state: RunState, *, is_begun: bool) -> None:
         state.release()
         click.echo("the run has stopped; the same command continues it", err=True)
         return
-    plan.output.unlink(missing_ok=True)
+    state.remove_new_output()
     state.remove()
 
 
