@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from pilotfish.batch_lines import Request
 from pilotfish.batch_output import OutputFile, output_line
 from pilotfish.client import Client
+from pilotfish.patience import Patience
 from pilotfish.result import Result
 from pilotfish.run_state import job_id
-from pilotfish_broker.errors import BrokerUnavailable
 from pilotfish_broker.records import JobRecord
 from pilotfish_broker.spec import JobSpec
 
@@ -20,7 +21,6 @@ WAIT_SECONDS = 0.25
 LOOK_SECONDS = 1.0
 RECONCILE_SECONDS = 15.0
 RECONCILE_JOBS = 500  # between two looks at what is to be watched
-OUTAGE_SECONDS = 60.0
 
 
 class Listener(Protocol):
@@ -43,7 +43,8 @@ class BatchRun:
     Attributes:
         key: name of the run; job ids follow from it, so a continuation finds its jobs again.
         model: served name of the target.
-        watch: called a few times a second; raises when the run cannot go on.
+        watch: called a few times a second; raises when the run cannot go on. It may ask the server,
+            and raise BrokerUnavailable as long as that is away.
     """
 
     client: Client
@@ -59,11 +60,21 @@ class BatchRun:
         return [job_id(self.key, request.custom_id) for request in self.requests]
 
     def records(self) -> Iterator[JobRecord | None]:
-        """Records of all requests, in the order of the file, few of them in memory at a time."""
+        """Records of all requests, in the order of the file, few of them in memory at a time.
+
+        Raises:
+            BrokerUnavailable: the server was away for longer than a minute.
+            PilotfishError: what `watch` raises.
+        """
         ids = self.ids()
+        patience = Patience(self.listener.note)
         for start in range(0, len(ids), RECONCILE_JOBS):
-            self.watch()
-            yield from self.client.records(ids[start : start + RECONCILE_JOBS])
+            some = ids[start : start + RECONCILE_JOBS]
+            yield from patience.call(partial(self._watched_records, some))
+
+    def _watched_records(self, ids: list[str]) -> list[JobRecord | None]:
+        self.watch()
+        return self.client.records(ids)
 
     def finish(self) -> None:
         """Submit what is not in the output yet, and stay until all of it is.
@@ -91,18 +102,14 @@ class _Loop:
         self._cursor = "0"
         self._next_look = 0.0
         self._next_reconcile = 0.0
-        self._away_since: float | None = None
 
     def run(self) -> None:
+        patience = Patience(self._run.listener.note)
         while self._open:
-            self._run.watch()
-            try:
-                self._step()
-                self._away_since = None
-            except BrokerUnavailable as error:
-                self._bear(error)
+            patience.call(self._step)
 
     def _step(self) -> None:
+        self._run.watch()
         now = time.monotonic()
         if now >= self._next_reconcile:
             self._reconcile()
@@ -158,13 +165,3 @@ class _Loop:
         # few jobs run at a time, whatever the number of those that wait
         running = self._run.client.running(self._run.model) & self._open.keys()
         self._run.listener.running(self._run.client.committed(running))
-
-    def _bear(self, error: BrokerUnavailable) -> None:
-        """A server that is away may come back; nothing is lost while it is away."""
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-            self._run.listener.note(f"{error}; trying again")
-        if now - self._away_since > OUTAGE_SECONDS:
-            raise error
-        time.sleep(WAIT_SECONDS)

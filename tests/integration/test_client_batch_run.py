@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from pilotfish_broker.keys import Keys
 from pilotfish_broker.records import JobRecords
 from pilotfish_broker.spec import Status
 from tests.client_kit import CONTEXT, MODEL, VOCABULARY, Background, Speaker, serve_model
+from tests.conftest import Valkey
 
 pytestmark = pytest.mark.integration
 
@@ -204,6 +205,67 @@ def test_jobs_that_the_server_lost_are_submitted_again(
     parrot.speaker.close()
     assert status == 0
     assert set(read(output)) == {"line-1", "line-2"}
+
+
+AWAY_SECONDS = 2.0  # many looks at whether somebody serves the model
+
+
+@pytest.mark.parametrize("away", ["while jobs run", "before the summary"])
+def test_a_run_bears_a_server_that_is_away_for_a_while(
+    tmp_path: Path,
+    keys: Keys,
+    start_valkey: Callable[..., Valkey],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    away: str,
+) -> None:
+    monkeypatch.setattr("pilotfish.cli.running.LIVE_LOOK_SECONDS", 0.0)
+    server = start_valkey(appendonly="yes", appendfsync="always")
+    serve_model(server.client(), keys)
+    source, output = write(tmp_path, {"prompt": "a"}, {"prompt": "b"})
+    parrot = Parrot(server.url, keys)
+    reading = threading.Event()
+
+    def go_away_then_serve() -> None:
+        if away == "before the summary":
+            with Background(parrot.run):
+                assert reading.wait(WAIT_SECONDS)
+                parrot.stopped.set()
+        else:
+            until(lambda: len(parrot.speaker.client.keys("pf:job:*")) == 2)
+        server.stop()
+        reading.clear()
+        time.sleep(AWAY_SECONDS)
+        server.start()
+        if away == "while jobs run":
+            parrot.run()
+
+    records = BatchRun.records
+
+    def records_after_the_fall(batch: BatchRun) -> Iterator[Any]:
+        reading.set()
+        until(lambda: not reading.is_set())
+        return records(batch)
+
+    if away == "before the summary":
+        monkeypatch.setattr(BatchRun, "records", records_after_the_fall)
+    summary = tmp_path / "summary.json"
+    arguments = [source, "-o", str(output), "--broker", server.url, "--summary", str(summary)]
+    with Background(go_away_then_serve):
+        status = run_command(["run", *arguments])
+        parrot.stopped.set()
+    parrot.speaker.close()
+    assert status == 0
+    assert set(read(output)) == {"line-1", "line-2"}
+    assert json.loads(summary.read_text())["completion_tokens"] == 6
+    assert capsys.readouterr().err.count("trying again") == 1
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Ear:
