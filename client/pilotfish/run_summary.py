@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.records import JobRecord
 
 
@@ -87,6 +91,41 @@ def summarise(
         accepted=sums["accepted"],
         startup_seconds=round(startup_seconds, 3),
     )
+
+
+def check_place(path: Path, others: Iterable[Path]) -> None:
+    """Refuse a file for the summary that cannot be written, or that is one of `others`.
+
+    Raises:
+        InvalidRequest: it is one, or a folder, or its folder is missing.
+    """
+    if not path.absolute().parent.is_dir():
+        raise InvalidRequest(f"there is no folder {path.parent} for the summary")
+    if path.is_dir():
+        raise InvalidRequest(f"{path} is a folder; name a file for the summary")
+    for other in others:
+        is_linked = path.exists() and other.exists() and path.samefile(other)
+        if is_linked or os.path.realpath(path) == os.path.realpath(other):
+            raise InvalidRequest(f"the summary would overwrite {other}; choose another --summary")
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a file that is either whole or as it was before.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = json.dumps(values, indent=2) + "\n"
+    if path.exists() and not path.is_file():  # a pipe or a terminal, which must not be replaced
+        path.write_text(text)
+        return
+    whole = Path(os.path.realpath(path))
+    partial = whole.with_name(f"{whole.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(whole)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def running_ms(first: int, last: int, pauses: Iterable[tuple[int, int]]) -> int:

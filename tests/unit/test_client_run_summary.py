@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 import pilotfish.run_clock as run_clock
 from pilotfish.run_clock import RunClock
-from pilotfish.run_summary import running_ms, summarise
+from pilotfish.run_summary import check_place, running_ms, summarise, write_json
+from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.records import JobRecord
 from pilotfish_broker.spec import JobSpec, SamplingParams
 
@@ -99,3 +102,43 @@ def test_a_file_that_a_power_cut_tore_does_not_stop_a_run(tmp_path: Path, clock:
     torn = RunClock(tmp_path)
     torn.begin()
     assert torn.pauses() == []
+
+
+def test_a_summary_over_the_input_or_the_output_is_refused(tmp_path: Path) -> None:
+    source, output, link = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "link"))
+    source.write_text("precious\n")
+    link.symlink_to(output)
+    hard = tmp_path / "hard"
+    hard.hardlink_to(source)
+    for path in (source, output, link, hard, tmp_path / "." / "out.jsonl"):
+        with pytest.raises(InvalidRequest, match="choose another --summary"):
+            check_place(path, (source, output))
+    check_place(tmp_path / "summary.json", (source, output))
+
+
+def test_a_summary_goes_into_a_file_of_a_folder_that_exists(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is a folder"):
+        check_place(tmp_path, ())
+    with pytest.raises(InvalidRequest, match="there is no folder"):
+        check_place(tmp_path / "nowhere" / "s.json", ())
+
+
+def test_a_summary_replaces_a_file_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path, link = tmp_path / "s.json", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    with path.open() as reader:
+        write_json(link, {"jobs": 1})
+        assert reader.read() == "old"
+    assert json.loads(path.read_text()) == {"jobs": 1}
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["link", "s.json"]
+
+
+def test_a_summary_into_a_pipe_goes_through_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, {"jobs": 1})
+    assert json.loads(os.read(reader, 1000)) == {"jobs": 1}
+    os.close(reader)
+    assert pipe.is_fifo()

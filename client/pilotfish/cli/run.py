@@ -20,6 +20,7 @@ from pilotfish.cli.options import (
 )
 from pilotfish.cli.running import RunPlan, run_deployed, run_embedded
 from pilotfish.cli.signals import unwinding
+from pilotfish.run_summary import check_place
 from pilotfish_broker.errors import InvalidRequest
 
 #: What the workers of a deployment were started with; `run --broker` cannot change it.
@@ -84,8 +85,8 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
         defaults["speculation"] = settings.speculation
     requests = read_requests(Path(source), defaults)
     path = Path(summary) if summary else None
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InvalidRequest(f"there is no folder {path.parent} for the summary")
+    if path is not None:
+        check_place(path, (Path(source), Path(output)))
     plan = RunPlan(
         source=Path(source),
         output=Path(output),

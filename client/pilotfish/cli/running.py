@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from pilotfish.client import Client
 from pilotfish.embedded import EmbeddedStack, StackPlan
 from pilotfish.run_clock import RunClock
 from pilotfish.run_state import RunState, input_digest
-from pilotfish.run_summary import Summary, summarise
+from pilotfish.run_summary import Summary, summarise, write_json
 from pilotfish.served import check_prompt_ids
 from pilotfish_broker.connection import display as display_url
 from pilotfish_broker.errors import ConfigError, InvalidRequest
@@ -215,8 +214,7 @@ def _finish(
     )
     display.note(describe(summary, plan.output))
     if plan.summary is not None:
-        values = {**summary.as_json(), "model": model, **plan.shape()}
-        plan.summary.write_text(json.dumps(values, indent=2) + "\n")
+        write_json(plan.summary, {**summary.as_json(), "model": model, **plan.shape()})
     return failed
 
 
