@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.cli import cli, run_command
 from pilotfish.cli.options import WORKER_SETTINGS
-from pilotfish.cli.targets import is_hub_id, with_named_target
+from pilotfish.cli.targets import is_hub_id, with_named_target, with_served_name
 from pilotfish.cli.up import locked
 from pilotfish_broker.errors import ConfigError
 from pilotfish_broker.settings import Settings
@@ -171,6 +171,17 @@ def test_an_output_of_something_else_is_left_alone(
     assert output.read_text() == "precious\n"
 
 
+@pytest.mark.parametrize("name", ["in.jsonl", "out.jsonl"])
+def test_a_summary_over_another_file_of_the_run_is_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    source, output = file_of(tmp_path, '{"prompt": "x"}'), tmp_path / "out.jsonl"
+    arguments = ["run", source, "-o", str(output), "--broker", NOBODY]
+    assert run_command([*arguments, "--summary", str(tmp_path / name)]) == 2
+    assert "the summary would overwrite" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 @pytest.mark.parametrize("kind", ["verify", "draft"])
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -265,6 +276,37 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 def test_a_target_has_a_name_to_be_served_by(given: dict[str, str], target: str, name: str) -> None:
     settings = with_named_target(Settings.from_env({}, **given))
     assert (settings.target, settings.model) == (target, name)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"target": "./nothere"}, "nothere"),
+        ({"target": "/no/such/model/"}, "model"),
+        ({"target": "./nothere", "model": "x"}, "x"),
+        ({"target": "default"}, "SmolLM2-135M-Instruct"),
+        ({"model": "x"}, "x"),
+        ({}, None),
+    ],
+)
+def test_a_draft_worker_needs_the_name_of_its_target_only(
+    given: dict[str, str], name: str | None
+) -> None:
+    assert with_served_name(Settings.from_env({}, **given)).model == name
+
+
+def test_a_draft_worker_starts_without_its_target_and_not_without_its_draft(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr("os.execve", lambda _path, _argv, environ: started.append(environ))
+    for target in ("./nothere", "default"):
+        assert run_command(["worker", "draft", "--target", target, "--draft", "ngram"]) == 0
+    names = [environ["PILOTFISH_MODEL"] for environ in started]
+    assert names == ["nothere", "SmolLM2-135M-Instruct"]
+    assert capsys.readouterr().err == ""
+    assert run_command(["worker", "draft", "--target", "t", "--draft", "./nowhere"]) == 2
+    assert "there is no model folder './nowhere'" in capsys.readouterr().err
 
 
 def test_a_target_without_a_usable_name_is_refused(tmp_path: Path) -> None:

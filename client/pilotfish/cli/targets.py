@@ -31,31 +31,46 @@ def with_named_target(settings: Settings) -> Settings:
     Raises:
         ConfigError: the target or draft is a folder that does not exist, or has no usable name.
     """
-    target = settings.target or DEFAULT_TARGET
-    model = settings.model
-    if target in KNOWN and not Path(target).is_dir():
-        model = model or DEFAULT_TARGET
-    settings = replace(settings, target=_existing(target), draft=_existing(settings.draft))
-    return replace(settings, model=model or settings.served_name)
+    target = _existing(settings.target or DEFAULT_TARGET)
+    settings = replace(settings, target=target, draft=_existing(settings.draft))
+    return replace(settings, model=_served_name(settings, target))
+
+
+def with_served_name(settings: Settings) -> Settings:
+    """`settings` of a draft worker, which needs the name of its target and not the target itself.
+
+    Raises:
+        ConfigError: the target has no usable name, or the draft is a folder that does not exist.
+    """
+    target = str(Path(settings.target).expanduser()) if settings.target else None
+    settings = replace(settings, target=target, draft=_existing(settings.draft))
+    if target is None:
+        return settings  # and so it has a model, or is refused when it starts
+    return replace(settings, model=_served_name(settings, target))
 
 
 def with_prepared_target(settings: Settings) -> Settings:
     """`settings` with a known target's folder in place of its name; pulled when it is missing.
 
-    Says so where a model can only be had from a hub, which may take long to give or refuse it.
+    Says so where a model can only be had from a hub, see :func:`note_hub_ids`.
 
     Raises:
         ConfigError: packages of a worker are missing.
         ModelNotPrepared: it could not be prepared.
     """
-    for model in dict.fromkeys((settings.target or "", settings.draft)):
-        if is_hub_id(model):
-            click.echo(f"{model} is no folder here; taking it for a Hugging Face id", err=True)
+    note_hub_ids(settings.target or "", settings.draft)
     target = settings.target
     if target not in KNOWN or Path(target).is_dir():
         return settings
     require_worker_packages()
     return replace(settings, target=run_module("pull").strip())
+
+
+def note_hub_ids(*models: str) -> None:
+    """Say which models can only be had from a hub, which may take long to give or refuse them."""
+    for model in dict.fromkeys(models):
+        if is_hub_id(model):
+            click.echo(f"{model} is no folder here; taking it for a Hugging Face id", err=True)
 
 
 def is_hub_id(model: str) -> bool:
@@ -78,6 +93,12 @@ def run_module(*arguments: str) -> str:
     if done.returncode != 0:
         raise ModelNotPrepared("the model is not ready; the reason stands above")
     return done.stdout
+
+
+def _served_name(settings: Settings, target: str) -> str:
+    if settings.model is None and target in KNOWN and not Path(target).is_dir():
+        return DEFAULT_TARGET
+    return settings.served_name
 
 
 def _existing(model: str) -> str:

@@ -9,7 +9,12 @@ from typing import Any
 import click
 
 from pilotfish.cli.options import broker_options, settings_from, worker_options
-from pilotfish.cli.targets import with_named_target, with_prepared_target
+from pilotfish.cli.targets import (
+    note_hub_ids,
+    with_named_target,
+    with_prepared_target,
+    with_served_name,
+)
 from pilotfish.worker_command import Kind, worker_command
 
 LOG_LEVEL = click.option(
@@ -50,7 +55,8 @@ def verify(log_level: str, **options: Any) -> None:
 def draft(log_level: str, **options: Any) -> None:
     """Draft tokens for the verify workers of one model.
 
-    --target or --model names the model whose jobs it drafts for. This replaces itself by
+    --target or --model names the model whose jobs it drafts for; the target itself need not be
+    on this machine. This replaces itself by
     `celery --app pilotfish_workers.draft.app worker …`.
     """
     become("draft", log_level, options)
@@ -59,7 +65,10 @@ def draft(log_level: str, **options: Any) -> None:
 def become(kind: Kind, log_level: str, options: dict[str, Any]) -> None:
     """Replace this process by a Celery worker, so that signals and exit status are its own."""
     settings = settings_from(options)
-    if settings.target is not None:
+    if kind == "draft":
+        settings = with_served_name(settings)
+        note_hub_ids(settings.draft)
+    elif settings.target is not None:
         settings = with_prepared_target(with_named_target(settings))
     command = worker_command(kind, settings, log_level=log_level.upper())
     sys.stdout.flush()
