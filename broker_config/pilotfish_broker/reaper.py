@@ -7,7 +7,7 @@ import time
 
 import redis
 
-from pilotfish_broker.connection import Redis
+from pilotfish_broker.connection import Redis, is_passing
 from pilotfish_broker.dispatch import Dispatcher
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.leases import forget_keys, list_workers
@@ -93,7 +93,13 @@ class Reaper:
         taken = 0
         for raw in self._client.smembers(self._keys.worker_jobs(worker)):
             job = raw.decode()
-            outcome = self._requeue(job, worker)
+            try:
+                outcome = self._requeue(job, worker)
+            except redis.ResponseError as error:
+                if is_passing(error):
+                    raise
+                log.error("job %s cannot be taken from %s: %s", job, worker, error)
+                continue  # one damaged record must not keep the others where they are
             if outcome != "kept":
                 taken += 1
                 log.warning("job %s: %s, its worker %s does not hold it", job, outcome, worker)

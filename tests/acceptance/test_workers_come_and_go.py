@@ -226,6 +226,11 @@ def test_a_drafter_ends_when_a_target_with_another_vocabulary_comes_after_it(
     )
     fleet.ensure(draft=1)
     (stranger,) = fleet.running("draft")
+    fits = fleet.start("verify", "--target", draft)
+    fleet.await_ready()
+    fits.send(signal.SIGTERM)
+    assert fits.wait() == 0
+    assert stranger.is_running, "the target that it fitted has left, which is no reason to"
     fleet.start("verify")
     assert stranger.wait() == BAD_CONFIGURATION
     assert "the draft has 200 tokens, the target 300" in stranger.log.read_text()

@@ -172,6 +172,17 @@ def test_an_owner_is_judged_by_its_own_lease_not_by_the_reapers(bench: Bench) ->
     assert bench.reap() == 1
 
 
+def test_a_damaged_record_keeps_no_other_job_back(bench: Bench) -> None:
+    bench.submit("a", "b")
+    worker = bench.worker("w")
+    worker.own.claim("a")
+    worker.own.claim("b")
+    bench.client.hset(bench.keys.job("a"), "attempts", "many")
+    worker.expire()
+    assert bench.reap() == 1
+    assert bench.pending() == {"b"}
+
+
 def test_a_job_that_another_worker_owns_by_now_stays_with_it(bench: Bench) -> None:
     bench.submit("a")
     dead, live = bench.worker("dead"), bench.worker("live")

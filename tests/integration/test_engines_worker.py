@@ -149,6 +149,30 @@ def test_a_failure_that_nobody_foresaw_fails_its_job_with_its_name(
     assert desk.worker.held() == {}
 
 
+def test_what_no_repetition_heals_fails_the_job_instead_of_going_round(desk: Desk) -> None:
+    desk.submit("j", [1, 2])
+    desk.client.set(desk.keys.tokens("j"), "no stream")
+    with pytest.raises(NotMine, match="refuses to end the job"):
+        desk.worker.run("j")  # its end cannot be written to such a stream either
+    assert desk.worker.held() == {}
+    assert desk.record("j").status is Status.FAILED
+
+
+def test_a_job_that_somebody_else_took_meanwhile_is_not_reported_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.submit("j", "text")
+
+    def encode(text: str) -> list[int]:
+        desk.client.hset(desk.keys.job("j"), mapping={"owner": "somebody", "epoch": 2})
+        raise KeyError(text)
+
+    monkeypatch.setattr(desk.worker._text, "encode", encode)
+    with pytest.raises(NotMine, match="fenced"):
+        desk.worker.run("j")
+    assert desk.record("j").status is Status.RUNNING
+
+
 def test_output_that_another_model_began_is_not_continued(desk: Desk) -> None:
     desk.submit("new", [1, 2], max_tokens=3)
     desk.client.hset(desk.keys.job("new"), mapping={"fingerprint": "other", "prompt_ids": b""})

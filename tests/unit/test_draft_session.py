@@ -45,6 +45,21 @@ def test_a_proposal_names_the_prefix_it_continues() -> None:
     assert session.k == 0, "one proposal a question"
 
 
+def test_it_rests_only_while_nothing_is_asked_or_awaited() -> None:
+    session = drafting(PROMPT, [7])
+    assert not session.is_resting, "it is not prepared"
+    session.is_prepared, session.is_opened = True, True
+    assert not session.is_resting, "an Open is to be answered"
+    session.on_sync(Sync("job", 1, HANDLE, 1, [], 0))
+    assert session.is_resting
+    session.on_sync(Sync("job", 1, HANDLE, 1, [8], 2))
+    assert not session.is_resting, "a proposal is wanted"
+    session.propose([9])
+    assert not session.is_resting, "a verdict is awaited"
+    session.on_verdict(Verdict(HANDLE, 2, 1, 5, 0))
+    assert session.is_resting
+
+
 def test_without_a_handle_nothing_can_be_proposed() -> None:
     with pytest.raises(ValueError, match="no handle"):
         drafting().propose([1])

@@ -133,8 +133,18 @@ class TestProposals:
         self, sessions: Sessions, sequence: Sequence
     ) -> None:
         frame = proposal(sequence, [7])
-        opened(sequence, sessions)
+        sessions.open(sequence, Open(sequence.job, 1, HERE, 1))  # it knows less than was thought
         assert not sessions.take(sequence, frame, VOCABULARY, 0.001)
+
+    def test_an_open_that_waited_behind_a_long_pass_withdraws_nothing(
+        self, sessions: Sessions, sequence: Sequence
+    ) -> None:
+        frame = proposal(sequence, [7])
+        for _ in range(3):
+            assert opened(sequence, sessions) is None
+        assert sequence.session is not None
+        assert not sequence.session.wants_sync
+        assert sessions.take(sequence, frame, VOCABULARY, 0.001)
 
     @pytest.mark.parametrize(
         ("tokens", "kept"),

@@ -54,7 +54,7 @@ class Loop:
             try:
                 self._call()
             except PASSING as error:
-                log.warning("%s: %s; trying again", self._name, type(error).__name__)
+                log.warning("%s: %s: %s; trying again", self._name, type(error).__name__, error)
             except Exception:
                 log.exception("%s failed; ending the process so that others take over", self._name)
                 os._exit(LOOP_FAILED)
@@ -75,3 +75,7 @@ class Every:
             return False
         self._next = now + self._seconds
         return True
+
+    def repeat_in(self, seconds: float) -> None:
+        """Let it be due in so many seconds from now, this once."""
+        self._next = time.monotonic() + seconds

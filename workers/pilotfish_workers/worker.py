@@ -29,6 +29,7 @@ from pilotfish_workers.loop import Every, Loop
 
 WATCH_SECONDS = 0.1
 CHORE_SECONDS = 0.1
+RENEWAL_RETRY_SECONDS = 0.5
 DRAIN_SECONDS = 15.0
 ENGINE_DIED = 70  # exit statuses (EX_SOFTWARE and the one after it)
 DRAIN_FAILED = 71
@@ -115,6 +116,8 @@ class Worker(ABC):
         if settings.broker_url != settings.redis_url:
             check_server(self._broker, settings.broker_url)
         fields = self.open()
+        if self.is_draining:
+            return  # told to end while the model was loading: nobody may ring for it
         self.dispatcher = Dispatcher(self.app, self._broker, self.client, self.keys)
         self._reaper = Reaper(self.client, self.keys, settings, self.dispatcher)
         self._leases = Leases(
@@ -169,7 +172,9 @@ class Worker(ABC):
     def _keep_lease(self) -> None:
         self._watch_engine()
         if self._renewal.is_due():
+            self._renewal.repeat_in(RENEWAL_RETRY_SECONDS)  # unless this one goes through
             self._renew()
+            self._renewal.repeat_in(self.settings.lease_seconds / 3)
 
     def _renew(self) -> None:
         held = self.held()

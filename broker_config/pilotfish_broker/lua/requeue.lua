@@ -12,7 +12,7 @@ local now = now_ms()
 local lease = redis.call('ZSCORE', KEYS[5], ARGV[2])
 local dead = not lease or tonumber(lease) <= now
 local length = redis.call('HGET', KEYS[8], 'lease_ms')  -- the owner's own, not the reaper's
-if not dead and (not length or now - tonumber(r[3]) <= 2 * tonumber(length)) then
+if not dead and (not length or now - tonumber(r[3] or 0) <= 2 * tonumber(length)) then
   return 'kept'
 end
 local k = {job = KEYS[1], tokens = KEYS[6], running = KEYS[3], worker_jobs = KEYS[4],

@@ -11,12 +11,12 @@ import redis
 from pilotfish_broker.connection import Redis
 from pilotfish_broker.inbox import send
 from pilotfish_broker.messages import Close, Frame, Sync, Verdict
-from pilotfish_workers.draft.session import DraftSession
+from pilotfish_workers.draft.session import OPEN_AGAIN_SECONDS, DraftSession
 from pilotfish_workers.draft.source import DraftSource
 from pilotfish_workers.engine_thread import EngineThread
 
 IDLE_SECONDS = 0.5
-OPEN_AGAIN_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
 SILENCE_SECONDS = 5.0  # then the verify worker is asked whether the session still stands
 LEAVING = "the draft worker is leaving"
 
@@ -91,6 +91,7 @@ class DraftEngine(EngineThread[DraftSession]):
 
     def _open(self, session: DraftSession) -> None:
         session.is_opened, session.last_open = True, time.monotonic()
+        session.open_pause = OPEN_AGAIN_SECONDS
         self._post(session, session.open_frame(self._inbox))
 
     def _open_again(self) -> None:
@@ -99,9 +100,10 @@ class DraftEngine(EngineThread[DraftSession]):
         now = time.monotonic()
         for session in self._sessions.values():
             is_silent = session.is_prepared and now - session.last_frame > SILENCE_SECONDS
-            pause = OPEN_AGAIN_SECONDS if session.is_opened else SILENCE_SECONDS
+            pause = session.open_pause if session.is_opened else SILENCE_SECONDS
             if (session.is_opened or is_silent) and now - session.last_open > pause:
                 session.last_open = now
+                session.open_pause = min(2 * session.open_pause, LONGEST_PAUSE_SECONDS)
                 self._post(session, session.open_frame(self._inbox))
 
     def _post(self, session: DraftSession, frame: Frame) -> None:

@@ -11,6 +11,8 @@ from pilotfish_broker.messages import Open, Proposal, Sync, Verdict
 from pilotfish_broker.settings import MAX_DRAFT_TOKENS
 from pilotfish_workers.draft.source import Draft
 
+OPEN_AGAIN_SECONDS = 1.0  # doubled with every Open that nothing answers
+
 
 @dataclass(slots=True, eq=False)
 class DraftSession:
@@ -39,6 +41,7 @@ class DraftSession:
     is_opened: bool = False
     last_frame: float = 0.0
     last_open: float = 0.0
+    open_pause: float = OPEN_AGAIN_SECONDS
     rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -52,6 +55,12 @@ class DraftSession:
     def committed(self) -> int:
         """Committed output tokens known here."""
         return len(self.draft.tokens) - self.num_prompt
+
+    @property
+    def is_resting(self) -> bool:
+        """Nothing is asked of it, and it waits for no answer: K is 0 for now."""
+        is_waiting = self.proposed is not None or self.is_opened or self.handle is None
+        return self.is_prepared and self.k == 0 and not is_waiting
 
     def open_frame(self, inbox: str) -> Open:
         """The frame that opens the session, or asks for a Sync from where it stands."""

@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import redis
 from celery import Celery
 
 from pilotfish_broker.connection import connect
-from pilotfish_broker.errors import ConfigError, JobError, PilotfishError
+from pilotfish_broker.errors import ConfigError, PilotfishError
 from pilotfish_broker.inbox import InboxReader
 from pilotfish_broker.keys import draft_queue
 from pilotfish_broker.leases import live_workers
@@ -89,7 +90,11 @@ class DraftWorker(Worker):
         if refusal := self._refusal():
             self._give_up(refusal)
             raise TokenizerMismatch(refusal)
-        session = self._session(job)
+        try:
+            session = self._session(job)
+        except (redis.RedisError, PilotfishError) as error:
+            log.warning("no session for job %s: %s: %s", job, type(error).__name__, error)
+            raise NotDrafted(str(error)) from None
         self._engine.add(session)
         try:
             return session.future.result()
@@ -97,10 +102,7 @@ class DraftWorker(Worker):
             raise NotDrafted(str(error)) from None
 
     def _session(self, job: str) -> DraftSession:
-        try:
-            progress = read_progress(self.client, self.keys, self._records, job)
-        except JobError as error:
-            raise NotDrafted(str(error)) from None
+        progress = read_progress(self.client, self.keys, self._records, job)
         record = progress.record
         if record.status is not Status.RUNNING or record.prompt_ids is None:
             raise NotDrafted(f"the job is {record.status}")
@@ -120,6 +122,8 @@ class DraftWorker(Worker):
         record = read_model(self.client, self.keys, self.model_name)
         if record is None or record.tokenizer == self._tokens.fingerprint():
             return ""
+        if not live_workers(self.client, self.keys, "verify", self.model_name):
+            return ""  # the record outlives its target; the next one may fit
         if record.tokenizer not in self._compared:
             theirs = read_vocabulary(self.client, self.keys, self.model_name) or []
             text = describe_difference(self._tokens.vocabulary(), theirs)
@@ -157,13 +161,16 @@ class DraftWorker(Worker):
         self._engine.close_where(
             lambda session: session.verify_worker not in alive, "the verify worker is gone"
         )
-        idle = {s.job: s for s in self._engine.sessions() if now - s.last_frame > IDLE_SECONDS}
-        over = {job for job, session in idle.items() if self._is_over(session)}
+        silent = [s for s in self._engine.sessions() if now - s.last_frame > IDLE_SECONDS]
+        over = {session.job for session in silent if self._is_over(session)}
         if over:
             self._engine.close_where(lambda session: session.job in over, "the job has moved on")
-        if set(idle) - over and self._broker.llen(self._waiting_list) > 0:
-            # nobody has asked them for a draft lately, and other jobs wait for a slot
-            self._engine.close_where(lambda session: session.job in idle, "others wait for a slot")
+        resting = any(session.is_resting for session in silent)
+        if resting and self._broker.llen(self._waiting_list) > 0:
+            self._engine.close_where(
+                lambda s: s.is_resting and s.last_frame < now - IDLE_SECONDS,
+                "nothing is asked for here, and others wait for a slot",
+            )
 
     @property
     def _waiting_list(self) -> str:

@@ -42,6 +42,8 @@ class Sessions:
         session = sequence.session
         base = min(frame.base, sequence.committed)
         if session is not None and session.inbox == frame.inbox:
+            if session.is_asked and session.known == base:
+                return None  # it was asked already; this Open waited behind a long pass
             session.known, session.wants_sync, session.is_asked = base, True, False
             return None
         if session is not None:

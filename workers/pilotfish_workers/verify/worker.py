@@ -135,7 +135,11 @@ class VerifyWorker(Worker):
                 self._here.discard(job)
 
     def _run(self, job: str) -> dict[str, Any]:
-        outcome, epoch = self._patiently(lambda: self._ownership.claim(job))
+        try:
+            outcome, epoch = self._patiently(lambda: self._ownership.claim(job))
+        except redis.RedisError as error:
+            log.error("job %s cannot be claimed: %s", job, error)
+            raise NotMine("Redis refuses the claim") from None
         # "yours" is the answer to a claim that was made before and whose answer was lost
         if outcome not in ("claimed", "yours"):
             raise NotMine(outcome)
@@ -159,7 +163,9 @@ class VerifyWorker(Worker):
             try:
                 return call()
             except redis.RedisError as error:
-                if not is_passing(error) or self.is_draining:
+                if not is_passing(error):
+                    raise
+                if self.is_draining:
                     raise NotMine("Redis does not answer") from error
                 log.warning("claiming a job: %s; trying again", type(error).__name__)
                 time.sleep(RETRY_SECONDS)
@@ -181,7 +187,11 @@ class VerifyWorker(Worker):
         except Exception as error:
             log.exception("job %s cannot be prepared", job)
             message = f"the job cannot be prepared: {type(error).__name__}: {error}"
-        self._patiently(lambda: self._fail(job, epoch, message))
+        try:
+            self._patiently(lambda: self._fail(job, epoch, message))
+        except redis.RedisError as error:
+            log.error("job %s cannot be failed (%s): %s", job, message, error)
+            raise NotMine("Redis refuses to end the job") from None
         self.slot_freed()
         raise JobFailed(job, message)
 
@@ -190,7 +200,9 @@ class VerifyWorker(Worker):
         committed, group = self.client.hmget(self.keys.job(job), "committed", "group")
         tail = Tail(job, epoch, int(committed or 0), [])
         ending = Ending(Status.FAILED, "error", message)
-        self._ownership.finish(tail, ending, (group or b"").decode())
+        outcome = self._ownership.finish(tail, ending, (group or b"").decode())
+        if outcome == "fenced":
+            raise Fenced(f"job {job} has another owner")
 
     def _sequence(self, job: str, epoch: int) -> Sequence:
         progress = read_progress(self.client, self.keys, self._records, job)
