@@ -13,10 +13,10 @@
 | <ns>:worker:<id>:jobs      | set    | claim                   | ids that this worker owns |
 | <ns>:workers:<kind>:<model>| hash   | register                | worker id → slots |
 | <ns>:models                | set    | write_model              | all names ever served |
-| <ns>:model:<name>          | hash   | write_model             | context, vocabulary size, eos ids, tokenizer fingerprint…; stays |
+| <ns>:model:<name>          | hash   | write_model             | context, vocabulary size, tokenizer fingerprint…; stays |
 | <ns>:model:<name>:vocab    | string | write_model             | zlib'd msgpack list of the tokens, to name the first difference |
 | <ns>:inbox:<worker>        | list   | outboxes, commit        | entries of msgpack frames for one reader; bounded, TTL one minute |
-| <ns>:done:<group>          | stream | finish, cancel          | (job, status) of each job of a group as it ends; TTL from the last end |
+| <ns>:done:<group>          | stream | finish, cancel, requeue, release | (job, status) of each job of a group as it ends; TTL from the last end |
 | <ns>:reaper                | string | reaper                  | short lock with a TTL |
 | <ns>:broker:*              | –      | Celery                  | queues and bindings of the control plane |
 """

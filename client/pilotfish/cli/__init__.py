@@ -55,7 +55,8 @@ def cli() -> None:
     Exit status:
       0    all is done
       1    something failed, some jobs of a run for instance
-      2    wrong input, option or setting; no job was submitted
+      2    wrong input, option or setting; no job was submitted, unless it was a worker that
+           refused its settings later
       3    the broker does not answer, or is set up in a way that loses jobs
       130  interrupted (143: terminated)
     """
