@@ -21,7 +21,13 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 OLDEST_SERVER = (7, 0)
 # redis-py takes the leading word off the message where it has a type for it
-PASSING_TYPES = ("OutOfMemoryError", "ReadOnlyError", "BusyLoadingError", "TryAgainError")
+PASSING_TYPES = (
+    "OutOfMemoryError",
+    "ReadOnlyError",
+    "BusyLoadingError",
+    "TryAgainError",
+    "NoScriptError",  # the script was sent again, and the server restarted before it ran
+)
 PASSING_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "OOM")
 
 # redis-py annotates every reply as bytes or str, whichever decode_responses gives; ours are bytes

