@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from redis.exceptions import NoScriptError
+
 from pilotfish_broker.connection import Redis
 from pilotfish_broker.errors import InvalidRequest, JobNotFound
 from pilotfish_broker.keys import Keys
@@ -16,6 +18,7 @@ from pilotfish_broker.spec import JobSpec, Status
 from pilotfish_broker.stream import unpack_ids
 
 SUBMIT_PIPELINE = 500
+SUBMIT_TRIES = 3
 
 
 def new_job_id() -> str:
@@ -113,6 +116,14 @@ class JobRecords:
         return created + self._submit(pending)
 
     def _submit(self, jobs: list[tuple[str, JobSpec]]) -> int:
+        for _ in range(SUBMIT_TRIES - 1):
+            try:
+                return self._submit_once(jobs)
+            except NoScriptError:  # the server restarted between the script and its use
+                continue
+        return self._submit_once(jobs)
+
+    def _submit_once(self, jobs: list[tuple[str, JobSpec]]) -> int:
         pipeline = self._client.pipeline(transaction=False)
         for job, spec in jobs:
             raw = spec.to_bytes()

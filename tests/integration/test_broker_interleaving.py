@@ -235,7 +235,8 @@ class Interleaving(RuleBasedStateMachine):
                 job.attempts += 1
                 job.end(Status.FAILED)
             else:
-                job.attempts += has_counted
+                starts_anew = is_dead and not has_counted  # it had committed since its claim
+                job.attempts = 0 if starts_anew else job.attempts + has_counted
                 job.queue_again()
         for worker in WORKERS:
             self.known[worker] = self.known[worker] and self.alive[worker]

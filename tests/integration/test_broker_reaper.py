@@ -75,10 +75,12 @@ def test_nothing_is_taken_from_a_live_worker(bench: Bench) -> None:
     assert bench.dump() == before
 
 
-def test_only_deaths_without_a_commit_since_the_claim_count_as_attempts(bench: Bench) -> None:
+def test_only_deaths_in_a_row_without_a_commit_count_as_attempts(
+    bench: Bench,
+) -> None:
     bench.submit("a")
     attempts = []
-    for number, tokens in enumerate([[], [1], [], [2, 3]]):
+    for number, tokens in enumerate([[], [], [1], [], [2, 3], []]):
         worker = bench.worker(f"w{number}")
         _, epoch = worker.own.claim("a")
         if tokens:
@@ -86,7 +88,7 @@ def test_only_deaths_without_a_commit_since_the_claim_count_as_attempts(bench: B
         worker.expire()
         assert bench.reap() == 1
         attempts.append(bench.records.get("a").attempts)
-    assert attempts == [1, 1, 2, 2]
+    assert attempts == [1, 2, 0, 1, 0, 1]
 
 
 def test_a_job_that_kills_its_workers_fails_at_the_last_attempt_with_the_reason(

@@ -18,11 +18,16 @@ def _restored() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def test_a_hangup_unwinds_a_command() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with pytest.raises(SystemExit) as error, unwinding():
+def hang_up() -> None:
+    with unwinding():
         os.kill(os.getpid(), signal.SIGHUP)
         pytest.fail("the command went on")
+
+
+def test_a_hangup_unwinds_a_command() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with pytest.raises(SystemExit) as error:
+        hang_up()
     assert error.value.code == 128 + signal.SIGHUP
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 

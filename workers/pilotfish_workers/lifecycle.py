@@ -13,6 +13,7 @@ from typing import Any
 from celery import Celery, bootsteps, signals
 from celery.worker import state
 
+from pilotfish_broker.connection import translated
 from pilotfish_broker.errors import (
     BrokerMisconfigured,
     BrokerUnavailable,
@@ -85,7 +86,8 @@ def install(app: Celery, worker: Worker) -> None:
             pool = parent.pool_cls.__module__.rpartition(".")[2]
             try:
                 check_command_line(worker.settings, pool, parent.concurrency)
-                worker.start()
+                with translated(worker.settings.redis_url):
+                    worker.start()
             except (BrokerUnavailable, BrokerMisconfigured) as error:
                 print(f"pilotfish: {error}", file=sys.stderr, flush=True)
                 raise SystemExit(BROKER_UNAVAILABLE) from error

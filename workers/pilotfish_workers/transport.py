@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 class Channel(redis_transport.Channel):  # type: ignore[misc]
     """Pops messages, and drops what cannot be one."""
 
+    # Celery 5.7 dies of a lost connection while it puts unacknowledged messages back. Ours are
+    # doorbells: they ring again when one was lost.
+    do_restore = False
+
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)

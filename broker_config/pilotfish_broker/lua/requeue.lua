@@ -23,7 +23,8 @@ if r[7] then
   end_job(ARGV[1], k, 'cancelled', 'cancelled', '', ARGV[4])
   return 'cancelled'
 end
--- only a death without a commit since the claim speaks against the job itself
+-- only deaths in a row, each without a commit since the claim, speak against the job itself
+if dead and r[5] ~= r[6] then redis.call('HSET', KEYS[1], 'attempts', 0) end
 if dead and r[5] == r[6] then
   local attempts = redis.call('HINCRBY', KEYS[1], 'attempts', 1)
   if attempts >= tonumber(ARGV[3]) then

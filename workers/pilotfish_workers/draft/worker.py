@@ -87,14 +87,15 @@ class DraftWorker(Worker):
         """
         if self.is_draining:
             raise NotDrafted("draining")
-        if refusal := self._refusal():
-            self._give_up(refusal)
-            raise TokenizerMismatch(refusal)
         try:
-            session = self._session(job)
+            refusal = self._refusal()
+            session = None if refusal else self._session(job)
         except (redis.RedisError, PilotfishError) as error:
             log.warning("no session for job %s: %s: %s", job, type(error).__name__, error)
             raise NotDrafted(str(error)) from None
+        if session is None:
+            self._give_up(refusal)
+            raise TokenizerMismatch(refusal)
         self._engine.add(session)
         try:
             return session.future.result()
