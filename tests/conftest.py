@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import redis
 
@@ -25,6 +26,12 @@ START_SECONDS = 20
 # A shell that starts the suite in the background has it ignore interrupts, and its children would
 # inherit that; the tests that send them need what a terminal gives.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes on a busy machine says nothing about the code.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 
 def _binary() -> str | None:
