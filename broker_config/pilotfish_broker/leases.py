@@ -92,13 +92,14 @@ def forget_keys(keys: Keys, worker: str, kind: str, model: str) -> list[str]:
 
 def list_workers(client: Redis, keys: Keys) -> list[WorkerRecord]:
     """All registered workers, dead ones included until they are reaped."""
-    leases = dict(client.zrange(keys.leases, 0, -1, withscores=True))
-    seconds, micros = client.time()
-    now_ms = seconds * 1000 + micros / 1000
+    until_by_id = client.zrange(keys.leases, 0, -1, withscores=True)
+    leases = [(raw.decode(), until) for raw, until in until_by_id]
+    now_ms = _now_ms(client)
+    pipeline = client.pipeline(transaction=False)
+    for worker, _ in leases:
+        pipeline.hgetall(keys.worker(worker))
     workers = []
-    for raw_id, until in leases.items():
-        worker = raw_id.decode()
-        raw = client.hgetall(keys.worker(worker))
+    for (worker, until), raw in zip(leases, pipeline.execute(), strict=True):
         fields = {k.decode(): v.decode() for k, v in raw.items()}
         fields.pop("nonce", None)  # it is what fences the worker; nobody else needs it
         workers.append(
@@ -119,8 +120,13 @@ def live_workers(client: Redis, keys: Keys, kind: str, model: str) -> set[str]:
     known = client.hkeys(keys.workers(kind, model))
     if not known:
         return set()
-    seconds, micros = client.time()
-    now_ms = seconds * 1000 + micros / 1000
+    now_ms = _now_ms(client)
     untils = client.zmscore(keys.leases, known)
     pairs = zip(known, untils, strict=True)
     return {worker.decode() for worker, until in pairs if until is not None and until > now_ms}
+
+
+def _now_ms(client: Redis) -> float:
+    """Redis's own clock, the only one that leases compare with."""
+    seconds, micros = client.time()
+    return float(seconds * 1000 + micros / 1000)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from celery import Celery, bootsteps, signals
 from celery.worker import state
 
+from pilotfish_broker.celery_app import make_app
 from pilotfish_broker.connection import translated
 from pilotfish_broker.errors import (
     BrokerMisconfigured,
@@ -27,6 +29,7 @@ from pilotfish_workers.worker import Worker
 BAD_CONFIGURATION = 2  # exit statuses, the same as the command line's
 BROKER_UNAVAILABLE = 3
 
+Kind = TypeVar("Kind", bound=Worker)
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +51,23 @@ def served_name_or_none(settings: Settings) -> str | None:
     except ConfigError as error:
         print(f"pilotfish: {error}", file=sys.stderr)
         raise SystemExit(BAD_CONFIGURATION) from None
+
+
+def build(
+    kind: Callable[[Settings, Celery], Kind], queue_of: Callable[[str], str]
+) -> tuple[Celery, Kind]:
+    """App and worker of one kind, from the environment; what an app module consists of.
+
+    Args:
+        kind: the worker's class.
+        queue_of: the queue that it consumes, by served name.
+    """
+    settings = settings_or_exit()
+    name = served_name_or_none(settings)
+    app = make_app(settings, queue=queue_of(name) if name else None, slots=settings.slots)
+    worker = kind(settings, app)
+    install(app, worker)
+    return app, worker
 
 
 def check_command_line(settings: Settings, pool: str, concurrency: int) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.embedded.lifeline import Lifeline, kill_group
@@ -43,7 +43,6 @@ class Child:
     started_at: float = 0.0
     start_after: float = 0.0
     quick_deaths: int = 0
-    deaths: int = field(default=0)
 
 
 class Supervisor:

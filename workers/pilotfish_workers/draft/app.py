@@ -9,16 +9,12 @@ from typing import Any
 
 from celery.exceptions import Ignore
 
-from pilotfish_broker.celery_app import DRAFT, make_app
+from pilotfish_broker.celery_app import DRAFT
 from pilotfish_broker.keys import draft_queue
 from pilotfish_workers.draft.worker import DraftWorker, NotDrafted, TokenizerMismatch
-from pilotfish_workers.lifecycle import install, served_name_or_none, settings_or_exit
+from pilotfish_workers.lifecycle import build
 
-settings = settings_or_exit()
-_name = served_name_or_none(settings)
-app = make_app(settings, queue=draft_queue(_name) if _name else None, slots=settings.slots)
-worker = DraftWorker(settings, app)
-install(app, worker)
+app, worker = build(DraftWorker, draft_queue)
 
 
 @app.task(name=DRAFT, bind=True, throws=(TokenizerMismatch,))  # type: ignore[untyped-decorator]

@@ -90,8 +90,6 @@ class ModelSource:
         length = len(draft.tokens)
         # the last drafted token is never run, so k tokens need k - 1 further positions
         k = max(0, min(k, self._model.info.context_length - length + 1))
-        if max(draft.tokens, default=0) >= self._model.info.vocab_size:
-            k = 0  # a token that the target has and this model has not
         if k and not self._make_room(memory, length + k - 1):
             k = 0
         return _Step(draft, memory, k)
@@ -118,6 +116,7 @@ class ModelSource:
         limit = self._model.info.context_length
         vocab_size = self._model.info.vocab_size
         tokens = step.draft.tokens[step.memory.num_computed : num_tokens]
+        # the target may have tokens that this model has not
         fits = num_tokens <= limit and max(tokens) < vocab_size
         if fits and self._make_room(step.memory, num_tokens):
             return True

@@ -9,17 +9,13 @@ from typing import Any
 
 from celery.exceptions import Ignore
 
-from pilotfish_broker.celery_app import GENERATE, make_app
+from pilotfish_broker.celery_app import GENERATE
 from pilotfish_broker.errors import JobCancelled, JobFailed
 from pilotfish_broker.keys import verify_queue
-from pilotfish_workers.lifecycle import install, served_name_or_none, settings_or_exit
+from pilotfish_workers.lifecycle import build
 from pilotfish_workers.verify.worker import NotMine, VerifyWorker
 
-settings = settings_or_exit()
-_name = served_name_or_none(settings)
-app = make_app(settings, queue=verify_queue(_name) if _name else None, slots=settings.slots)
-worker = VerifyWorker(settings, app)
-install(app, worker)
+app, worker = build(VerifyWorker, verify_queue)
 
 
 @app.task(name=GENERATE, bind=True, throws=(JobFailed,))  # type: ignore[untyped-decorator]
