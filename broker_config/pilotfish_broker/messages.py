@@ -26,15 +26,16 @@ class Open:
 class Proposal:
     """draft → verify. Drafted tokens that continue the prefix named by base and digest.
 
-    `q` holds, for rules that need it, one sparse law a token: [[id, probability], …],
-    ids whole numbers and probabilities floats.
+    `q` holds one sparse law a token, in bytes: m little-endian uint32 token ids, then m
+    little-endian float32 weights. None where each token was certain (then q is one-hot), or where
+    the job's rule needs none.
     """
 
     session: int
     base: int
     digest: int
     tokens: list[int]
-    q: list[list[list[float]]] | None = None
+    q: list[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

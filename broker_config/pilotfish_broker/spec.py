@@ -1,20 +1,19 @@
-"""What a job is: its status words, its sampling parameters, and what is checked at submit."""
+"""What a job is: its status words, its prompt, and what is checked at submit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgpack
 
-from pilotfish_broker.errors import DecodeError, InvalidRequest, UnsupportedParameter
-from pilotfish_broker.settings import MAX_DRAFT_TOKENS, MODEL_NAME
+from pilotfish_broker.errors import DecodeError, InvalidRequest
+from pilotfish_broker.sampling import MAX_TOKENS, SamplingParams, whole
+from pilotfish_broker.settings import MODEL_NAME
 
 MAX_PROMPT_BYTES = 4 << 20
-MAX_TOKENS = 1 << 20
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 ROLES_NEEDED = ("role", "content")
 
 Prompt = str | list[int] | list[dict[str, Any]]
@@ -37,92 +36,6 @@ class Status(StrEnum):
 
 
 TERMINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED})
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be a whole number, not {value!r}", field=name)
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must lie between {low} and {high}, not {value}", field=name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are chosen and when to stop. Only greedy decoding is honoured so far.
-
-    Attributes:
-        max_tokens: most tokens to generate, at least 1; the model's context may end it sooner.
-        temperature: must be 0 (greedy): the target's most likely token at each position.
-        ignore_eos: go on after the model's end-of-sequence tokens.
-        stop_token_ids: further token ids that end the output; like the model's own
-            end-of-sequence token, the one that stops is kept in the token ids and not in the text.
-        speculation: "auto", "off", or a fixed number of drafted tokens a round.
-
-    Raises:
-        InvalidRequest: a value is out of range.
-        UnsupportedParameter: a value asks for what is not honoured yet.
-    """
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    speculation: str | int = "auto"
-
-    def __post_init__(self) -> None:
-        _whole("max_tokens", self.max_tokens, 1, MAX_TOKENS)
-        number = self.temperature
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= 0:
-            raise InvalidRequest(
-                f"temperature must be a number from 0 up, not {number!r}", field="temperature"
-            )
-        if number != 0:
-            raise UnsupportedParameter(
-                f"temperature {number} asks for sampling, which is not served yet: "
-                "leave it out or set it to 0 for greedy decoding",
-                field="temperature",
-            )
-        # 0, 0.0 and -0.0 are one request, so they must be written alike
-        object.__setattr__(self, "temperature", 0.0)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequest("ignore_eos must be true or false", field="ignore_eos")
-        self._check_stop_token_ids()
-        if isinstance(self.speculation, str):
-            if self.speculation not in ("auto", "off"):
-                raise InvalidRequest(
-                    f"speculation must be 'auto', 'off' or a number, not {self.speculation!r}",
-                    field="speculation",
-                )
-        else:
-            _whole("speculation", self.speculation, 1, MAX_DRAFT_TOKENS)
-
-    def _check_stop_token_ids(self) -> None:
-        ids = self.stop_token_ids
-        if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
-            raise InvalidRequest(
-                "stop_token_ids must be a list of token ids", field="stop_token_ids"
-            )
-        for token in ids:
-            _whole("stop_token_ids", token, 0, (1 << 31) - 1)
-        object.__setattr__(self, "stop_token_ids", tuple(ids))
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Parameters by name; a name that is not honoured is refused, never ignored.
-
-        Raises:
-            UnsupportedParameter: a name that no field honours.
-            InvalidRequest: a value is out of range.
-        """
-        known = {item.name for item in fields(cls)}
-        for name in values:
-            if name not in known:
-                raise UnsupportedParameter(
-                    f"parameter {name!r} is not supported; supported are "
-                    + ", ".join(sorted(known)),
-                    field=name,
-                )
-        return cls(**values)
 
 
 def check_prompt(prompt: Prompt) -> None:
@@ -154,7 +67,7 @@ def check_prompt(prompt: Prompt) -> None:
         _check_messages(prompt)  # type: ignore[arg-type]
         return
     for item in prompt:
-        _whole("prompt", item, 0, (1 << 31) - 1)
+        whole("prompt", item, 0, (1 << 31) - 1)
     if len(prompt) > MAX_TOKENS:
         raise InvalidRequest(f"the prompt has more than {MAX_TOKENS} tokens", field="prompt")
 
@@ -192,6 +105,7 @@ class JobSpec:
         params: sampling parameters.
         priority: -100 … 100; a higher one is served first.
         group: jobs of one group report their end to one stream (see keys.py), or "".
+        sample: which of the `params.n` samples of the prompt this job makes.
     """
 
     model: str
@@ -199,14 +113,16 @@ class JobSpec:
     params: SamplingParams
     priority: int = 0
     group: str = ""
+    sample: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not MODEL_NAME.fullmatch(self.model):
             raise InvalidRequest(f"{self.model!r} is no model name", field="model")
         check_prompt(self.prompt)
-        _whole("priority", self.priority, -100, 100)
+        whole("priority", self.priority, -100, 100)
         if not isinstance(self.params, SamplingParams):
             raise InvalidRequest("params must be SamplingParams", field="params")
+        whole("sample", self.sample, 0, self.params.n - 1)
         if self.group != "" and not (
             isinstance(self.group, str) and MODEL_NAME.fullmatch(self.group)
         ):

@@ -6,14 +6,13 @@ blocks stand for. One call, one packed pass.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from pilotfish_workers.model.block_pool import BlockPool
+from pilotfish_workers.speculative.accept import BAD_LOGITS, Outcome
+from pilotfish_workers.speculative.sampler import Case, Draw, Drawn
 
 __all__ = ["BAD_LOGITS", "Model", "ModelInfo", "Rows"]
-
-BAD_LOGITS: Final = -1
-"""Stands for a token where the logits hold NaN or +inf, or nothing finite at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +71,17 @@ class Model(Protocol):
         token id after each of its last `num_logits` tokens: the lowest id on a tie, `BAD_LOGITS`
         where the logits are unusable. To roll back, run different tokens from an earlier `start`.
         """
+        ...
+
+    def verify(self, rows: Sequence[Rows], cases: Sequence[Case | None]) -> list[Outcome | None]:
+        """Run one packed, ragged pass as the target and judge what was drafted.
+
+        `rows[i].num_logits` is the number of logits that `cases[i]` speaks of; a chunk of a prompt
+        of which nothing is wanted has no case and no outcome.
+        """
+        ...
+
+    def draw(self, rows: Sequence[Rows], draws: Sequence[Draw | None]) -> list[Drawn | None]:
+        """Run one packed, ragged pass as a drafter and draw the next token of each row that has a
+        draw; its `num_logits` is 1. A row without one (0 logits) only computes KV."""
         ...

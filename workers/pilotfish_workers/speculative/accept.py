@@ -14,15 +14,36 @@ committed
     durable in Redis: accepted tokens, then the recovered or the bonus one.
 
 Leviathan, Kalman, Matias, arXiv 2211.17192 (algorithm 1) and Chen et al., arXiv 2302.01318
-(algorithm 2) give the rule for sampled output. At temperature 0 both laws are one-hot and the
-rule becomes equality with the target's argmax, which is what stands here; a rule for sampled
-output takes laws and coins where this one takes token ids, and returns the same `Outcome`.
+(algorithm 2) give the rule for sampled output (see `rules.py`). At temperature 0 both laws are
+one-hot and the rule becomes equality with the target's argmax, which is what stands here. Every
+rule returns the same `Outcome`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+BAD_LOGITS: Final = -1
+"""Stands for a token where the logits hold NaN or +inf, or nothing finite at all."""
+NOTHING_ALLOWED: Final = -2
+"""Stands for a token where the job's own parameters leave none."""
+NOT_JUDGED: Final = -3
+"""Stands for the token of a prompt's chunk that is not the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, by the model's own logits before the chain.
+
+    Attributes:
+        logprob: of the token that stands there.
+        top: (token id, log-probability) of the most likely ones, the likeliest first.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +52,16 @@ class Outcome:
 
     Attributes:
         num_accepted: leading drafted tokens that stand.
-        token: the recovered token, or the bonus token when all were accepted.
+        token: the recovered token, or the bonus token when all were accepted; negative where
+            there is none.
+        logprobs: for each accepted token and for `token`, where the job wants them.
+        scored: the same for the prompt tokens that were to be scored.
     """
 
     num_accepted: int
     token: int
+    logprobs: list[TokenLogprobs] | None = None
+    scored: list[TokenLogprobs] | None = None
 
     def tokens(self, drafted: Sequence[int]) -> list[int]:
         """The tokens to commit."""
