@@ -26,12 +26,10 @@ from pilotfish_workers.draft.engine import DraftEngine
 from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import Draft, DraftSource
 from pilotfish_workers.model.interface import Rows
-from pilotfish_workers.simulated import SimulatedDetokenizer
 from pilotfish_workers.verify.committer import Committer
-from pilotfish_workers.verify.draft_length import DraftLength
 from pilotfish_workers.verify.engine import VerifyEngine
 from pilotfish_workers.verify.sequence import Sequence as Active
-from tests.worker_kit import MODEL, FunctionModel, job_spec
+from tests.worker_kit import MODEL, FunctionModel, active_of, job_spec
 
 LIMIT_SECONDS = 60.0
 TTL_SECONDS = 100
@@ -150,19 +148,17 @@ class Verifier:
         spec = progress.record.spec
         prompt = [int(token) for token in spec.prompt]  # type: ignore[call-overload]
         assert self.own.admit(job, epoch, prompt, "f") == "ok"
-        tokens = prompt + progress.output
-        return Active(
-            job=job,
-            epoch=epoch,
-            spec=spec,
-            tokens=tokens,
-            num_prompt=len(prompt),
-            limit=min(spec.params.max_tokens, self.model.info.context_length - len(prompt)),
-            stop_ids=frozenset(stop_ids),
-            detokenizer=SimulatedDetokenizer(),
-            digest=extend(0, tokens),
-            draft_length=DraftLength(spec.params.speculation),
+        sequence = active_of(
+            spec,
+            prompt + progress.output,
+            len(prompt),
+            job,
+            epoch,
+            tuple(stop_ids),
+            spec.params.speculation,
         )
+        sequence.limit = min(sequence.limit, self.model.info.context_length - len(prompt))
+        return sequence
 
     def run(self, job: str, **options: Any) -> Future[dict[str, Any]]:
         """Claim a job and hand it to the engine."""

@@ -11,8 +11,10 @@ from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import Draft
 from pilotfish_workers.model.block_pool import BlockPool
 from pilotfish_workers.model.interface import ModelInfo, Rows
+from pilotfish_workers.sampling import build_sampler
 from pilotfish_workers.simulated import SimulatedDetokenizer
 from pilotfish_workers.verify.draft_length import DraftLength
+from pilotfish_workers.verify.output_text import OutputText
 from pilotfish_workers.verify.sequence import Sequence as Active
 
 MODEL = "m"
@@ -37,18 +39,50 @@ def active(
     stop_ids: Sequence[int] = (),
 ) -> Active:
     """A job as the verify engine sees it."""
-    tokens = [*prompt, *output]
+    spec = job_spec(
+        prompt,
+        priority=priority,
+        max_tokens=limit,
+        speculation=speculation if speculation != "off" else "auto",
+    )
+    return active_of(spec, [*prompt, *output], len(prompt), job, epoch, stop_ids, speculation)
+
+
+def active_of(
+    spec: JobSpec,
+    tokens: list[int],
+    num_prompt: int,
+    job: str = "job",
+    epoch: int = 1,
+    stop_ids: Sequence[int] = (),
+    speculation: str | int = "auto",
+) -> Active:
+    """The same of a given job; every token's text is a letter."""
+    params = spec.params
+    output = OutputText(
+        SimulatedDetokenizer(),
+        stop=params.stop,
+        include_stop=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+    )
+    output.resume(tokens[num_prompt:])
     return Active(
         job=job,
         epoch=epoch,
-        spec=job_spec(prompt, priority=priority, max_tokens=limit, speculation=speculation)
-        if speculation != "off"
-        else job_spec(prompt, priority=priority, max_tokens=limit),
-        tokens=tokens,
-        num_prompt=len(prompt),
-        limit=limit,
-        stop_ids=frozenset(stop_ids),
-        detokenizer=SimulatedDetokenizer(),
+        spec=spec,
+        sampler=build_sampler(
+            params,
+            job=job,
+            sample=spec.sample,
+            tokens=tokens,
+            num_prompt=num_prompt,
+            eos_ids=stop_ids,
+            vocab_size=100,
+            words=None,
+        ),
+        output=output,
+        token_bytes=lambda token: bytes([97 + token % 26]),
+        limit=params.max_tokens,
         digest=extend(0, tokens),
         draft_length=DraftLength(speculation),
     )

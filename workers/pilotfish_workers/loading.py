@@ -7,10 +7,11 @@ from typing import Protocol
 from pilotfish_broker.settings import Settings
 from pilotfish_workers import simulated
 from pilotfish_workers.model.interface import Model
-from pilotfish_workers.verify.sequence import Detokenizer
+from pilotfish_workers.model.detokenizer import Detokenizer
+from pilotfish_workers.sampling import Words
 
 
-class Tokens(Protocol):
+class Tokens(Words, Protocol):
     """The tokenizer of a model, as the workers use it."""
 
     @property
@@ -19,6 +20,8 @@ class Tokens(Protocol):
     def fingerprint(self) -> str: ...
     def encode(self, text: str) -> list[int]: ...
     def chat(self, messages: list[dict[str, str]]) -> list[int]: ...
+    def decode(self, ids: list[int]) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
     def detokenizer(self) -> Detokenizer: ...
 
 

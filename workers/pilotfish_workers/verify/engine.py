@@ -15,12 +15,20 @@ from pilotfish_broker.ownership import Commit, Ending, Tail
 from pilotfish_broker.spec import Status
 from pilotfish_workers.engine_thread import EngineThread
 from pilotfish_workers.model.interface import Model
-from pilotfish_workers.speculative.accept import accept_greedy
+from pilotfish_workers.speculative.accept import Outcome
 from pilotfish_workers.verify.committer import Committer, Finish, Outcomes, Round
 from pilotfish_workers.verify.drafting import Drafting
 from pilotfish_workers.verify.scheduler import Scheduler, Work
 from pilotfish_workers.verify.sequence import Sequence
-from pilotfish_workers.verify.settling import BadLogits, nothing, rows_of, settle, summary
+from pilotfish_workers.verify.settling import (
+    NoToken,
+    case_of,
+    keep_scores,
+    nothing,
+    rows_of,
+    settle,
+    summary,
+)
 
 IDLE_SECONDS = 0.5
 LEAVE_SECONDS = 5.0  # a round that Redis does not answer holds a leaving engine up no longer
@@ -128,11 +136,13 @@ class VerifyEngine(EngineThread[Sequence]):
         work = self._scheduler.schedule(time.monotonic())
         if not work:
             return
-        targets = self._model.greedy([rows_of(item) for item in work])
+        vocab_size = self._model.info.vocab_size
+        rows = [rows_of(item, vocab_size) for item in work]
+        outcomes = self._model.verify(rows, [case_of(item) for item in work])
         self._handle(self._committer.collect(wait=True))
-        for item, target in zip(work, targets, strict=True):
+        for item, outcome in zip(work, outcomes, strict=True):
             if self._active.get(item.sequence.job) is item.sequence:
-                self._settle(item, target)
+                self._settle(item, outcome)
         self._submit()
 
     def _submit(self) -> None:
@@ -141,17 +151,19 @@ class VerifyEngine(EngineThread[Sequence]):
             self._committer.submit(self._round)
             self._round = Round()
 
-    def _settle(self, work: Work, targets: list[int]) -> None:
+    def _settle(self, work: Work, outcome: Outcome | None) -> None:
         sequence = work.sequence
+        if outcome is not None and outcome.scored:
+            keep_scores(sequence, outcome.scored)
         sequence.num_computed += work.num_tokens
-        if not work.is_decoding:
+        self._scheduler.computed(sequence)
+        if not work.is_decoding or outcome is None:
             return
-        outcome = accept_greedy(work.drafted, targets)
         base = sequence.committed
         try:
             tail, reason = settle(sequence, work.drafted, outcome)
-        except BadLogits:
-            self._fail(sequence, "the target's logits hold NaN or infinity for this job")
+        except NoToken as error:
+            self._fail(sequence, str(error))
             return
         if reason is not None:
             self._finish(sequence, tail, Ending(Status.SUCCEEDED, reason))

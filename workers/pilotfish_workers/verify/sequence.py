@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Tokens
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pilotfish_broker.spec import JobSpec
+from pilotfish_workers.speculative.accept import TokenLogprobs
+from pilotfish_workers.speculative.law import SparseLaw
+from pilotfish_workers.speculative.sampler import Sampler
 from pilotfish_workers.verify.draft_length import DraftLength
-
-
-class Detokenizer(Protocol):
-    """Turns token ids into text, piece by piece, never half a character."""
-
-    def push(self, ids: Tokens[int]) -> str: ...
-    def flush(self) -> str: ...
+from pilotfish_workers.verify.output_text import OutputText
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +43,16 @@ class Sequence:
     """State of one job on this worker; the engine thread owns it.
 
     Attributes:
-        tokens: prompt, then output; the last committed token is the last one.
+        sampler: chooses its tokens; it holds the token list.
+        output: its visible text.
+        token_bytes: what a token stands for, for those who want log-probabilities.
         limit: most output tokens, at least 1.
         digest: prefix digest of `tokens`.
         blocks: block table; num_computed tokens of it hold KV of `tokens`.
-        drafted: proposal that the next pass verifies.
+        drafted: proposal that the next pass verifies. Only its last token may be one that the
+            target does not have.
+        laws: q for each of `drafted`; None where each was certain, or the rule needs none.
+        prompt_logprobs: of the prompt's tokens from the second on, where the job wants them.
         await_until: no pass before this time (monotonic seconds) unless a proposal arrives.
         in_flight: a round is being committed.
     """
@@ -58,11 +60,10 @@ class Sequence:
     job: str
     epoch: int
     spec: JobSpec
-    tokens: list[int]
-    num_prompt: int
+    sampler: Sampler
+    output: OutputText
+    token_bytes: Callable[[int], bytes]
     limit: int
-    stop_ids: frozenset[int]
-    detokenizer: Detokenizer
     digest: int
     draft_length: DraftLength
     future: Future[dict[str, Any]] = field(default_factory=Future)
@@ -70,6 +71,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     drafted: list[int] = field(default_factory=list)
+    laws: list[SparseLaw] | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     session: Session | None = None
     await_until: float | None = None
     in_flight: bool = False
@@ -77,6 +80,22 @@ class Sequence:
     rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt, then output; the last committed token is the last one."""
+        return self.sampler.tokens
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.sampler.num_prompt
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the pass over its prompt has to give log-probabilities; once the first token is
+        committed they are too."""
+        return self.spec.params.prompt_logprobs is not None and self.committed == 0
 
     @property
     def committed(self) -> int:

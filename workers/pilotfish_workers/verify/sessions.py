@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Collection
 
 from pilotfish_broker.messages import Close, Open, Proposal, Sync
 from pilotfish_broker.settings import MAX_DRAFT_TOKENS
+from pilotfish_workers.speculative.law import SparseLaw
 from pilotfish_workers.verify.sequence import Sequence, Session
 
 FIRST_WAIT_SECONDS = 0.5
@@ -15,6 +17,8 @@ MOST_WAIT_SECONDS = 2.0
 PATIENCE = 4.0
 SMOOTHING = 0.2
 ASKS_KEPT = 64
+
+log = logging.getLogger(__name__)
 
 
 class Sessions:
@@ -75,7 +79,13 @@ class Sessions:
         ]
 
     def take(self, sequence: Sequence, frame: Proposal, vocab_size: int, now: float) -> bool:
-        """Use a proposal for the next pass. False: it does not continue the committed prefix."""
+        """Use a proposal for the next pass. False: it does not continue the committed prefix.
+
+        Whether a drafted token gets judged may depend on the tokens before it and on earlier
+        rounds only: dropping one for what it is would change the output's law (Leviathan et al.,
+        arXiv 2211.17192, has the test see every draft). So a token that the target does not have
+        is kept, and rejected by the rule; what follows it could never count.
+        """
         session = sequence.session
         if session is None:
             return False
@@ -86,7 +96,13 @@ class Sessions:
             return False  # a copy, or an answer to a question that was withdrawn
         session.is_asked, session.num_late = False, 0
         sequence.await_until = None
-        sequence.drafted = _leading_valid(frame.tokens[:MAX_DRAFT_TOKENS], vocab_size)
+        drafted = _up_to_unknown(frame.tokens[:MAX_DRAFT_TOKENS], vocab_size)
+        try:
+            laws = _laws(sequence, drafted, frame)
+        except ValueError as error:
+            log.warning("job %s: a proposal without meaning: %s", sequence.job, error)
+            drafted, laws = [], None
+        sequence.drafted, sequence.laws = drafted, laws
         return True
 
     def ask(self, sequence: Sequence, now: float) -> None:
@@ -128,9 +144,25 @@ class Sessions:
             self._latency = seconds if old is None else old + SMOOTHING * (seconds - old)
 
 
-def _leading_valid(tokens: list[int], vocab_size: int) -> list[int]:
-    """Drafted ids up to the first that the target does not have (padded vocabularies differ)."""
+def _up_to_unknown(tokens: list[int], vocab_size: int) -> list[int]:
+    """Drafted ids up to and with the first that the target does not have (padded vocabularies
+    differ)."""
     for index, token in enumerate(tokens):
         if token >= vocab_size:
-            return tokens[:index]
+            return tokens[: index + 1]
     return tokens
+
+
+def _laws(sequence: Sequence, drafted: list[int], frame: Proposal) -> list[SparseLaw] | None:
+    """The laws that the drafted tokens were drawn from, where the job's rule looks at them.
+
+    Raises:
+        ValueError: they are no laws, or cannot have given these tokens.
+    """
+    if frame.q is None or sequence.sampler.rule not in ("rejection", "block"):
+        return None
+    laws = [SparseLaw.from_bytes(raw) for raw in frame.q[: len(drafted)]]
+    for token, law in zip(drafted, laws, strict=True):
+        if law.probability(token) <= 0:
+            raise ValueError(f"token {token} was drafted from a law that does not have it")
+    return laws

@@ -22,18 +22,21 @@ from pilotfish_broker.errors import (
 )
 from pilotfish_broker.inbox import InboxReader
 from pilotfish_broker.leases import live_workers
-from pilotfish_broker.models import ModelRecord, check_token_ids, write_model
+from pilotfish_broker.models import ModelRecord, check_params, check_token_ids, write_model
 from pilotfish_broker.ownership import Ending, Ownership, Tail
 from pilotfish_broker.records import JobRecords
 from pilotfish_broker.settings import Settings
 from pilotfish_broker.spec import Prompt, Status
 from pilotfish_checkpoint.progress import read_progress
+from pilotfish_workers import simulated
 from pilotfish_workers.loading import load
 from pilotfish_workers.loop import Every
+from pilotfish_workers.sampling import build_sampler, refuse_sampling
 from pilotfish_workers.verify.committer import Committer
 from pilotfish_workers.verify.draft_length import DraftLength
 from pilotfish_workers.verify.draft_requests import DraftRequests
 from pilotfish_workers.verify.engine import Drained, EngineDied, VerifyEngine
+from pilotfish_workers.verify.output_text import OutputText
 from pilotfish_workers.verify.sequence import Sequence
 from pilotfish_workers.worker import Worker, require_target
 
@@ -211,6 +214,9 @@ class VerifyWorker(Worker):
         if prompt is None:
             prompt = self._encode(record.spec.prompt)
         check_token_ids(prompt, context_length=info.context_length, vocabulary_size=info.vocab_size)
+        check_params(record.spec.params, info.vocab_size)
+        if info.path.startswith(simulated.PREFIX):
+            refuse_sampling(record.spec.params)
         match self._ownership.admit(job, epoch, prompt, info.fingerprint):
             case "fenced":
                 raise Fenced(f"job {job} has another owner")
@@ -219,24 +225,41 @@ class VerifyWorker(Worker):
                     f"the job was begun by another model or dtype under the name "
                     f"{self.model_name}; submit it again"
                 )
-        params = record.spec.params
-        tokens = prompt + progress.output
-        detokenizer = self._text.detokenizer()
-        detokenizer.push(progress.output)  # its text is out already
-        own = () if params.ignore_eos else info.eos_ids
+        params, tokens = record.spec.params, prompt + progress.output
+        with self._text_lock:
+            sampler = build_sampler(
+                params,
+                job=job,
+                sample=record.spec.sample,
+                tokens=tokens,
+                num_prompt=len(prompt),
+                eos_ids=info.eos_ids,
+                vocab_size=info.vocab_size,
+                words=self._text,
+            )
+        output = OutputText(
+            self._text.detokenizer(),
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            prefix=self._prompt_text(record.spec.prompt, prompt) if params.echo else "",
+        )
+        output.resume(progress.output)  # what of its text can be seen is out already
         chosen = params.speculation
         return Sequence(
             job=job,
             epoch=epoch,
             spec=record.spec,
-            tokens=tokens,
-            num_prompt=len(prompt),
+            sampler=sampler,
+            output=output,
+            token_bytes=self._text.token_bytes,
             limit=min(params.max_tokens, info.context_length - len(prompt)),
-            stop_ids=frozenset((*own, *params.stop_token_ids)),
-            detokenizer=detokenizer,
             digest=extend(0, tokens),
             draft_length=DraftLength(self.settings.speculation if chosen == "auto" else chosen),
         )
+
+    def _prompt_text(self, prompt: Prompt, ids: list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self._text.decode(ids)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         with self._text_lock:
