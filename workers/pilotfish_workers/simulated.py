@@ -2,9 +2,10 @@
 
 ``simulated:pass_ms=30,token_ms=0.5,vocab=512,agree=80,kv_tokens=65536`` names one. Its next token
 is a fixed function of position and last token, so that any two of them agree; a draft model with
-``agree`` below 100 drafts a wrong token at that share of positions. With ``trace=FILE`` each pass
-adds a line to FILE: its start and end (monotonic nanoseconds) and the first block of each row's
-table, which stands for one sequence. Imports no torch.
+``agree`` below 100 drafts a wrong token at that share of positions. It has no logits, so it serves
+plain greedy decoding alone. With ``trace=FILE`` each pass adds a line to FILE: its start and end
+(monotonic nanoseconds) and the first block of each row's table, which stands for one sequence.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pilotfish_broker.errors import ConfigError
+from pilotfish_broker.errors import ConfigError, UnsupportedParameter
+from pilotfish_broker.sampling import SamplingParams
 from pilotfish_workers.model.block_pool import BlockPool
 from pilotfish_workers.model.interface import ModelInfo, Rows
+from pilotfish_workers.speculative.accept import Outcome, draw_plain, verify_plain
+from pilotfish_workers.speculative.sampler import Case, Constraint, Draw, Drawn
 
 PREFIX = "simulated:"
 DEFAULTS = {
@@ -66,6 +70,14 @@ class SimulatedModel:
             self._trace.flush()
         return [self._row(row) for row in rows]
 
+    def verify(self, rows: Sequence[Rows], cases: Sequence[Case | None]) -> list[Outcome | None]:
+        """See `Model.verify`."""
+        return verify_plain(self.greedy(rows), rows, cases)
+
+    def draw(self, rows: Sequence[Rows], draws: Sequence[Draw | None]) -> list[Drawn | None]:
+        """See `Model.draw`."""
+        return draw_plain(self.greedy(rows), rows, draws)
+
     def _row(self, row: Rows) -> list[int]:
         end = row.start + len(row.tokens)
         fed = row.tokens[len(row.tokens) - row.num_logits :] if row.num_logits else []
@@ -78,6 +90,10 @@ class SimulatedModel:
         right = mixed % self.info.vocab_size
         is_wrong = (mixed >> 8) % 100 >= self._agree
         return (right + 1) % self.info.vocab_size if is_wrong else right
+
+
+def _letter(token: int) -> str:
+    return chr(97 + token % 26)
 
 
 def _digest(text: str) -> str:
@@ -123,7 +139,25 @@ class SimulatedText:
         return self.encode("\n".join(message["content"] for message in messages))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(97 + token % 26) for token in ids)
+        return "".join(map(_letter, ids))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return _letter(token_id).encode()
+
+    def word_ids(self, word: str) -> list[tuple[int, ...]]:
+        return [tuple(self.encode(word))]
+
+    def constraint(
+        self, params: SamplingParams, *, vocab_size: int, eos_ids: Sequence[int]
+    ) -> Constraint | None:
+        """None where nothing is constrained.
+
+        Raises:
+            UnsupportedParameter: a simulated model follows no schema.
+        """
+        if params.is_structured:
+            raise UnsupportedParameter("a simulated model gives no structured output")
+        return None
 
     def detokenizer(self) -> SimulatedDetokenizer:
         return SimulatedDetokenizer()
@@ -133,7 +167,7 @@ class SimulatedDetokenizer:
     """Every token is a whole letter."""
 
     def push(self, ids: Iterable[int]) -> str:
-        return "".join(chr(97 + token % 26) for token in ids)
+        return "".join(map(_letter, ids))
 
     def flush(self) -> str:
         return ""

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pilotfish_workers.draft.source import Draft
-from pilotfish_workers.model.interface import BAD_LOGITS, Model, Rows
+import numpy as np
+
+from pilotfish_broker.sampling import SamplingParams
+from pilotfish_workers.draft.source import Draft, Drafted
+from pilotfish_workers.model.interface import Model, Rows
+from pilotfish_workers.speculative.coins import Coins
+from pilotfish_workers.speculative.law import SparseLaw
+from pilotfish_workers.speculative.sampler import Draw, Drawn, Sampler
 
 
 @dataclass(slots=True, eq=False)
@@ -28,13 +34,37 @@ class _Step:
 
     draft: Draft
     memory: _Memory
+    sampler: Sampler
     k: int
     drafted: list[int] = field(default_factory=list)
+    laws: list[SparseLaw | None] = field(default_factory=list)
     is_behind: bool = False
+
+    def draw(self) -> Draw:
+        """Asks for the next token."""
+        return Draw(self.sampler, tuple(self.drafted))
+
+    def take(self, drawn: Drawn) -> None:
+        """Note the next token; where there is none the proposal ends."""
+        if drawn.token < 0:
+            self.k = len(self.drafted)
+        else:
+            self.drafted.append(drawn.token)
+            self.laws.append(drawn.law)
+
+    def answer(self) -> Drafted:
+        """What was drafted; laws only where one of the tokens has one."""
+        if all(law is None for law in self.laws):
+            return Drafted(self.drafted)
+        pairs = zip(self.drafted, self.laws, strict=True)
+        return Drafted(self.drafted, [law or _certain(token) for token, law in pairs])
 
 
 class ModelSource:
-    """Greedy drafting by a model.
+    """Drafting by a model, each token drawn as the draft's sampler says, or the argmax.
+
+    A token is run only after it was drawn, and a proposal ends early only where nothing can be
+    drawn: how long it gets depends on the tokens in it alone.
 
     Args:
         model: the draft model; its pool belongs to this source.
@@ -46,8 +76,9 @@ class ModelSource:
         self._prefill_tokens = prefill_tokens
         self._live: dict[int, tuple[Draft, _Memory]] = {}
         self._clock = 0
+        self._argmax = Sampler(SamplingParams(), Coins(0), tokens=[], num_prompt=0)
 
-    def propose(self, drafts: Sequence[Draft], ks: Sequence[int]) -> list[list[int] | None]:
+    def propose(self, drafts: Sequence[Draft], ks: Sequence[int]) -> list[Drafted | None]:
         """See `DraftSource.propose`."""
         self._clock += 1
         budget = self._prefill_tokens
@@ -62,7 +93,7 @@ class ModelSource:
         self._run(first)
         while longer := [s for s in steps if s.drafted and len(s.drafted) < s.k]:
             self._run([(step, self._next(step)) for step in longer])
-        return [None if step.is_behind else step.drafted for step in steps]
+        return [None if step.is_behind else step.answer() for step in steps]
 
     def learn(self, draft: Draft, num_valid: int | None) -> None:
         """See `DraftSource.learn`."""
@@ -92,7 +123,7 @@ class ModelSource:
         k = max(0, min(k, self._model.info.context_length - length + 1))
         if k and not self._make_room(memory, length + k - 1):
             k = 0
-        return _Step(draft, memory, k)
+        return _Step(draft, memory, draft.sampler or self._argmax, k)
 
     def _catch_up(self, step: _Step, budget: int) -> Rows | None:
         """The tokens that are not computed yet; they fit into `budget`, or the step is behind."""
@@ -130,13 +161,12 @@ class ModelSource:
     def _run(self, batch: list[tuple[_Step, Rows]]) -> None:
         if not batch:
             return
-        answers = self._model.greedy([rows for _, rows in batch])
-        for (step, rows), answer in zip(batch, answers, strict=True):
-            step.memory.num_computed = rows.start + len(rows.tokens)
-            if answer and answer[0] == BAD_LOGITS:
-                step.k = len(step.drafted)
-            elif answer:
-                step.drafted.append(answer[0])
+        rows = [row for _, row in batch]
+        draws = [step.draw() if row.num_logits else None for step, row in batch]
+        for (step, row), drawn in zip(batch, self._model.draw(rows, draws), strict=True):
+            step.memory.num_computed = row.start + len(row.tokens)
+            if drawn is not None:
+                step.take(drawn)
 
     def _make_room(self, memory: _Memory, num_tokens: int) -> bool:
         """Grow a block table, at the cost of drafts that were not used for longest."""
@@ -158,3 +188,7 @@ class ModelSource:
         memory.blocks.clear()
         memory.num_computed = 0
         self._live.pop(id(draft), None)
+
+
+def _certain(token: int) -> SparseLaw:
+    return SparseLaw(np.array([token], dtype=np.int64), np.ones(1, dtype=np.float32))

@@ -1,7 +1,8 @@
 """n-gram prompt lookup: what followed the last few tokens when they occurred before.
 
 After Saxena, "Prompt Lookup Decoding" (2023). Costs a dictionary look-up a token, needs no model,
-and does well where text repeats: summaries, rewriting, code edits.
+and does well where text repeats: summaries, rewriting, code edits. Each token is certain, given
+those before it, whatever law the target samples from.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pilotfish_workers.draft.source import Draft
+from pilotfish_workers.draft.source import Draft, Drafted
 
 LONGEST = 5
 SHORTEST = 2
@@ -26,9 +27,9 @@ class _Index:
 class NgramSource:
     """Proposes the continuation of the longest earlier match of the last tokens."""
 
-    def propose(self, drafts: Sequence[Draft], ks: Sequence[int]) -> list[list[int] | None]:
+    def propose(self, drafts: Sequence[Draft], ks: Sequence[int]) -> list[Drafted | None]:
         """See `DraftSource.propose`; never None."""
-        return [self._propose(draft, k) for draft, k in zip(drafts, ks, strict=True)]
+        return [Drafted(self._propose(draft, k)) for draft, k in zip(drafts, ks, strict=True)]
 
     def learn(self, draft: Draft, num_valid: int | None) -> None:
         """See `DraftSource.learn`; an index that covers tokens that fell is built anew."""

@@ -9,7 +9,7 @@ from typing import Any
 from pilotfish_broker.digest import extend
 from pilotfish_broker.messages import Open, Proposal, Sync, Verdict
 from pilotfish_broker.settings import MAX_DRAFT_TOKENS
-from pilotfish_workers.draft.source import Draft
+from pilotfish_workers.draft.source import Draft, Drafted
 
 OPEN_AGAIN_SECONDS = 1.0  # doubled with every Open that nothing answers
 
@@ -66,13 +66,14 @@ class DraftSession:
         """The frame that opens the session, or asks for a Sync from where it stands."""
         return Open(self.job, self.epoch, inbox, self.committed)
 
-    def propose(self, drafted: list[int]) -> Proposal:
+    def propose(self, drafted: Drafted) -> Proposal:
         """Note a proposal and wrap it; empty when the source has no idea."""
         if self.handle is None:
             raise ValueError("the session has no handle yet")
-        self.proposed, self.k = drafted, 0
-        self.num_drafted += len(drafted)
-        return Proposal(self.handle, self.committed, self.digests[-1], drafted)
+        self.proposed, self.k = drafted.tokens, 0
+        self.num_drafted += len(drafted.tokens)
+        q = None if drafted.laws is None else [law.to_bytes() for law in drafted.laws]
+        return Proposal(self.handle, self.committed, self.digests[-1], drafted.tokens, q)
 
     def on_sync(self, frame: Sync) -> int | None:
         """Take the committed tokens over.
@@ -85,6 +86,7 @@ class DraftSession:
         if frame.base > self.committed:
             return None
         start = self.num_prompt + frame.base
+        num_known = len(self.draft.tokens)
         old = self.draft.tokens + (self.proposed or [])
         num_valid = start
         for before, now in zip(old[start:], frame.tokens, strict=False):
@@ -95,6 +97,8 @@ class DraftSession:
         del self.digests[frame.base + 1 :]
         self.draft.tokens += frame.tokens
         self._append_digests(frame.tokens)
+        if num_valid < num_known and self.draft.sampler is not None:
+            self.draft.sampler.rewind()
         self.proposed, self.is_opened = None, False
         self.k = min(frame.k, MAX_DRAFT_TOKENS)
         return num_valid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,19 +17,22 @@ from pilotfish_broker.inbox import InboxReader
 from pilotfish_broker.keys import draft_queue
 from pilotfish_broker.leases import live_workers
 from pilotfish_broker.models import read_model, read_vocabulary
-from pilotfish_broker.records import JobRecords
+from pilotfish_broker.records import JobRecord, JobRecords
 from pilotfish_broker.settings import Settings
 from pilotfish_broker.spec import Status
 from pilotfish_checkpoint.progress import read_progress
 from pilotfish_workers.draft.engine import DraftEngine, SessionRefused
 from pilotfish_workers.draft.model_source import ModelSource
 from pilotfish_workers.draft.ngram import NgramSource
+from pilotfish_workers.draft.sampling import draft_sampler
 from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import Draft, DraftSource
 from pilotfish_workers.lifecycle import stop_process
 from pilotfish_workers.loading import Tokens, load
 from pilotfish_workers.loop import Every
+from pilotfish_workers.model.interface import ModelInfo
 from pilotfish_workers.model.vocabulary import describe_difference
+from pilotfish_workers.speculative.sampler import Sampler
 from pilotfish_workers.worker import Worker
 
 LOOK_SECONDS = 1.0
@@ -53,6 +57,8 @@ class DraftWorker(Worker):
     def __init__(self, settings: Settings, app: Celery) -> None:
         super().__init__(settings, app)
         self._tokens: Tokens | None = None
+        self._info: ModelInfo | None = None
+        self._text_lock = threading.Lock()  # fast tokenizers refuse to be used by two threads
         self._compared: dict[str, str] = {}  # target's tokenizer fingerprint → refusal, or ""
         self._look = Every(LOOK_SECONDS)
 
@@ -65,6 +71,7 @@ class DraftWorker(Worker):
             source = NgramSource()
         else:
             model, self._tokens = load(settings.draft, settings)
+            self._info = model.info
             source = ModelSource(model, settings.prefill_tokens)
         self._records = JobRecords(self.client, self.keys, settings.result_ttl_seconds)
         client = connect(settings.redis_url)
@@ -107,14 +114,30 @@ class DraftWorker(Worker):
         record = progress.record
         if record.status is not Status.RUNNING or record.prompt_ids is None:
             raise NotDrafted(f"the job is {record.status}")
+        num_prompt = len(record.prompt_ids)
+        tokens = record.prompt_ids + progress.output
         return DraftSession(
             job=job,
             epoch=record.epoch,
             verify_worker=record.worker,
             verify_inbox=self.keys.inbox(record.worker),
-            num_prompt=len(record.prompt_ids),
-            draft=Draft(record.prompt_ids + progress.output),
+            num_prompt=num_prompt,
+            draft=Draft(tokens, self._sampler(record, tokens, num_prompt)),
         )
+
+    def _sampler(self, record: JobRecord, tokens: list[int], num_prompt: int) -> Sampler | None:
+        """What draws as the job asks for; None where no model draws."""
+        if self._info is None:
+            return None
+        with self._text_lock:
+            return draft_sampler(
+                record.spec,
+                job=record.id,
+                tokens=tokens,
+                num_prompt=num_prompt,
+                info=self._info,
+                words=self._tokens,
+            )
 
     def _refusal(self) -> str:
         """Why this worker cannot draft for the target that is served now; "" when it can."""
