@@ -6,7 +6,6 @@ the network can only ever become one of five plain dataclasses.
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Iterable
 from dataclasses import fields
@@ -17,11 +16,13 @@ import msgpack
 from pilotfish_broker.errors import DecodeError
 from pilotfish_broker.messages import Close, Frame, Open, Proposal, Sync, Verdict
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_ENTRY_BYTES = 16 << 20
 MAX_ITEMS = 1 << 20  # an array's head claims its length before a byte of it has arrived
 MAX_TOKEN = (1 << 31) - 1
 MAX_INTEGER = (1 << 63) - 1
+LAW_ITEM_BYTES = 8  # a uint32 token id and a float32 weight
+MAX_LAW_BYTES = 4096 * LAW_ITEM_BYTES
 
 TAGS: dict[int, type[Frame]] = {1: Open, 2: Proposal, 3: Verdict, 4: Sync, 5: Close}
 _TAG_OF = {kind: tag for tag, kind in TAGS.items()}
@@ -81,7 +82,10 @@ def _frame(parts: Any, raw: bytes) -> Frame:
         raise DecodeError(f"{kind.__name__} has {len(names)} fields, not {len(values)}", raw)
     for name, value in zip(names, values, strict=True):
         _check(kind.__name__, name, value, raw)
-    return kind(*values)
+    frame = kind(*values)
+    if isinstance(frame, Proposal) and frame.q is not None and len(frame.q) != len(frame.tokens):
+        raise DecodeError(f"{len(frame.tokens)} tokens with {len(frame.q)} laws", raw)
+    return frame
 
 
 def _check(kind: str, name: str, value: Any, raw: bytes) -> None:
@@ -104,12 +108,9 @@ def _is_token(value: Any) -> bool:
 
 
 def _is_law(value: Any) -> bool:
-    """Whether it is one sparse law: [[token id, probability], …]."""
-    return isinstance(value, list) and all(
-        isinstance(pair, list)
-        and len(pair) == 2
-        and _is_token(pair[0])
-        and type(pair[1]) is float
-        and 0 <= pair[1] < math.inf
-        for pair in value
+    """Whether it can be one sparse law; what is in it is for its reader to check."""
+    return (
+        isinstance(value, bytes)
+        and 0 < len(value) <= MAX_LAW_BYTES
+        and len(value) % LAW_ITEM_BYTES == 0
     )

@@ -11,6 +11,7 @@ import msgpack
 from pilotfish_broker.connection import Redis
 from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.keys import Keys
+from pilotfish_broker.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,27 @@ def check_token_ids(ids: Sequence[int], *, context_length: int, vocabulary_size:
             f"token id {max(ids)} is not below the vocabulary size {vocabulary_size}",
             field="prompt",
         )
+
+
+def check_params(params: SamplingParams, vocabulary_size: int) -> None:
+    """Check the token ids among a job's parameters against a model.
+
+    Raises:
+        InvalidRequest: the model does not have one of them.
+    """
+    named: dict[str, Iterable[int]] = {
+        "logit_bias": (token for token, _ in params.logit_bias),
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "stop_token_ids": params.stop_token_ids,
+        "bad_words": (id for word in params.bad_words if not isinstance(word, str) for id in word),
+    }
+    for name, ids in named.items():
+        if (largest := max(ids, default=0)) >= vocabulary_size:
+            raise InvalidRequest(
+                f"{name} has the token id {largest}, which is not below the vocabulary size "
+                f"{vocabulary_size}",
+                field=name,
+            )
 
 
 def write_model(client: Redis, keys: Keys, record: ModelRecord, vocabulary: list[str]) -> None:

@@ -35,6 +35,9 @@ class Tail:
         expected: committed output tokens before these.
         text: characters that became visible.
         drafted, accepted: of the proposal that this round verified; 0 for plain decoding.
+        logprobs: packed log-probabilities of each of `tokens`, or nothing.
+        prompt_logprobs: packed ones of the prompt's tokens from the second on, or nothing; they
+            belong into one tail of a job.
     """
 
     job: str
@@ -44,6 +47,8 @@ class Tail:
     text: str = ""
     drafted: int = 0
     accepted: int = 0
+    logprobs: bytes = b""
+    prompt_logprobs: bytes = b""
 
     def arguments(self) -> list[str | int | bytes]:
         return [
@@ -54,6 +59,8 @@ class Tail:
             len(self.text),
             self.drafted,
             self.accepted,
+            self.logprobs,
+            self.prompt_logprobs,
         ]
 
 

@@ -12,6 +12,18 @@ from pilotfish_broker.errors import DecodeError, InvalidRequest
 from pilotfish_broker.sampling import MAX_TOKENS, SamplingParams, whole
 from pilotfish_broker.settings import MODEL_NAME
 
+__all__ = [
+    "MAX_PROMPT_BYTES",
+    "MAX_TOKENS",
+    "SPEC_VERSION",
+    "TERMINAL",
+    "JobSpec",
+    "Prompt",
+    "SamplingParams",
+    "Status",
+    "check_prompt",
+]
+
 MAX_PROMPT_BYTES = 4 << 20
 SPEC_VERSION = 2
 ROLES_NEEDED = ("role", "content")

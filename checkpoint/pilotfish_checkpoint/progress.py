@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pilotfish_broker.connection import Redis
-from pilotfish_broker.errors import JobError
+from pilotfish_broker.errors import DecodeError, JobError
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.records import JobRecord, JobRecords
 from pilotfish_broker.stream import Entry
@@ -40,7 +40,7 @@ def read_progress(client: Redis, keys: Keys, records: JobRecords, job: str) -> P
     for _, fields in client.xrange(keys.tokens(job)):
         try:
             entry = Entry.from_fields(fields)
-        except ValueError as error:  # UnicodeDecodeError too
+        except (ValueError, DecodeError) as error:  # UnicodeDecodeError too
             message = f"token stream cannot be read from position {len(output)} on: {error}"
             raise ProgressDamaged(job, message) from error
         if entry.end is not None:

@@ -13,22 +13,41 @@ local function owns(job, nonce, epoch)
   return r[1] == 'running' and r[2] == nonce and r[3] == epoch
 end
 
+-- The value of one field of a stream's entry; '' where it has none.
+local function field(entry, name)
+  for i = 1, #entry[2], 2 do
+    if entry[2][i] == name then return entry[2][i + 1] end
+  end
+  return ''
+end
+
 -- Append tokens at the expected length. Returns 'ok', 'already' or 'fenced'.
--- c: expected, count, ids, text, text_length, drafted, accepted
+-- c: expected, count, ids, text, text_length, drafted, accepted, logprobs, prompt_logprobs
 local function append(job, tokens, c)
   local length = tonumber(redis.call('HGET', job, 'committed'))
-  if c.count == 0 and c.text_length == 0 then return length == c.expected and 'ok' or 'fenced' end
+  if c.count == 0 and c.text_length == 0 and c.prompt_logprobs == '' then
+    return length == c.expected and 'ok' or 'fenced'
+  end
   if length == c.expected + c.count then
-    local last = redis.call('XREVRANGE', tokens, '+', '-', 'COUNT', 1)
-    -- text without tokens leaves the length as it is, so that it is known by the text alone
-    if #last == 1 and last[1][2][2] == tostring(c.expected) and last[1][2][4] == c.ids
-       and (c.count > 0 or last[1][2][8] == c.text) then
+    local last = redis.call('XREVRANGE', tokens, '+', '-', 'COUNT', 1)[1]
+    -- what has no tokens leaves the length as it is, so that it is known by all the rest; with
+    -- tokens the rest follows from them, up to the last digits of log-probabilities
+    if last and field(last, 'p') == tostring(c.expected) and field(last, 't') == c.ids
+       and (c.count > 0 or (field(last, 'x') == c.text
+                            and field(last, 'm') == c.prompt_logprobs)) then
       return 'already'
     end
   end
   if length ~= c.expected then return 'fenced' end
   local visible = redis.call('HGET', job, 'visible')
-  redis.call('XADD', tokens, '*', 'p', c.expected, 't', c.ids, 'o', visible, 'x', c.text)
+  local entry = {'p', c.expected, 't', c.ids, 'o', visible, 'x', c.text}
+  for _, pair in ipairs({{'l', c.logprobs}, {'m', c.prompt_logprobs}}) do
+    if pair[2] ~= '' then
+      entry[#entry + 1] = pair[1]
+      entry[#entry + 1] = pair[2]
+    end
+  end
+  redis.call('XADD', tokens, '*', unpack(entry))
   redis.call('HINCRBY', job, 'committed', c.count)
   if c.text_length > 0 then redis.call('HINCRBY', job, 'visible', c.text_length) end
   if c.count > 0 then redis.call('HINCRBY', job, 'rounds', 1) end
