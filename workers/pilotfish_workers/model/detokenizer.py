@@ -8,9 +8,9 @@ the new ones and the difference is the new text.
 
 import codecs
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["ByteDetokenizer", "Detokenizer", "WindowDetokenizer", "byte_alphabet"]
+__all__ = ["ByteDetokenizer", "Detokenizer", "Peeking", "WindowDetokenizer", "byte_alphabet"]
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD = 8
@@ -28,6 +28,15 @@ class Detokenizer(Protocol):
 
     def flush(self) -> str:
         """Return what was held back; call once at the end."""
+        ...
+
+
+@runtime_checkable
+class Peeking(Protocol):
+    """A detokenizer that may hold back more than a half character."""
+
+    def peek(self) -> str:
+        """The held text as it is if the output ends here; empty if it ends in half a character."""
         ...
 
 
@@ -86,6 +95,12 @@ class WindowDetokenizer:
         text = self._new_text()
         self._context, self._held = [], []
         return text
+
+    def peek(self) -> str:
+        """See `Peeking.peek`: a run of bytes that has not ended, and so may still turn out
+        invalid."""
+        text = self._new_text() if self._held else ""
+        return "" if text.endswith(_REPLACEMENT) else text
 
     def _push_one(self, token: int) -> str:
         if self._is_hidden(token):
