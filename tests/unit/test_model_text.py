@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish_workers.model.errors import TextError
@@ -42,6 +42,46 @@ def fallback_text(tmp_path_factory: pytest.TempPathFactory) -> Text:
     )
     folder = tmp_path_factory.mktemp("fallback")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
+    return Text(str(folder))
+
+
+@pytest.fixture(scope="module")
+def llama_like_text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """Merges, a space sign put before every text, and a first token that is added by itself."""
+    letters = ["▁", *"blue", "bl", "blu", "blue", "▁blue", "▁▁"]
+    vocab = {word: number for number, word in enumerate(["<unk>", "<s>", "<0x0A>", *letters])}
+    merges = [("b", "l"), ("bl", "u"), ("blu", "e"), ("▁", "blue"), ("▁", "▁")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    folder = tmp_path_factory.mktemp("llama")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>").save_pretrained(folder)
+    return Text(str(folder))
+
+
+@pytest.fixture(scope="module")
+def wordpiece_text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    words = ["[UNK]", "sea", "##side", "blue"]
+    tokenizer = Tokenizer(
+        models.WordPiece(vocab={w: n for n, w in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece("##", cleanup=False)
+    folder = tmp_path_factory.mktemp("wordpiece")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return Text(str(folder))
 
 
@@ -145,3 +185,62 @@ def test_the_first_difference_of_two_vocabularies_is_found() -> None:
     sentence = describe_difference(["a", "b"], ["a", "c", "d"])
     assert "the draft has 2 tokens, the target 3" in sentence
     assert "id 1: 'b' in the draft, 'c' in the target" in sentence
+
+
+@given(sample=st.text(st.characters(codec="utf-8"), max_size=20))
+@settings(deadline=None, max_examples=200)
+def test_the_bytes_of_byte_level_tokens_are_the_texts_bytes(text: Text, sample: str) -> None:
+    assert b"".join(map(text.token_bytes, text.encode(sample))) == sample.encode()
+
+
+def test_every_kind_of_token_has_its_bytes(
+    text: Text, fallback_text: Text, llama_like_text: Text, wordpiece_text: Text
+) -> None:
+    def by_name(words: Text, *tokens: str) -> list[bytes]:
+        return [words.token_bytes(words.vocabulary().index(token)) for token in tokens]
+
+    assert by_name(text, "<eos>", "Ġthe", "Ã", "<tool>") == [b"<eos>", b" the", b"\xc3", b"<tool>"]
+    assert by_name(fallback_text, "▁", "▁the", "a", "<0x0A>", "<0xE4>", "</s>") == [
+        *(b" ", b" the", b"a", b"\n", b"\xe4", b"</s>")
+    ]
+    assert by_name(llama_like_text, "▁blue", "bl", "▁▁", "<s>") == [b" blue", b"bl", b"  ", b"<s>"]
+    assert by_name(wordpiece_text, "sea", "##side") == [b" sea", b"side"]
+
+
+def test_an_id_that_stands_for_nothing_has_no_bytes(tmp_path: Path, fallback_text: Text) -> None:
+    tokenizer = Tokenizer(models.WordLevel(vocab={"a": 0, "c": 2}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    holed = Text(str(tmp_path))
+    assert [holed.token_bytes(number) for number in (1, 3, -1)] == [b"", b"", b""]
+    assert [fallback_text.token_bytes(number) for number in (-1, 10**6)] == [b"", b""]
+
+
+def test_a_word_is_found_at_the_beginning_and_after_a_space(text: Text) -> None:
+    words = text.vocabulary()
+    ids = text.word_ids("the")
+    assert [[words[token] for token in word] for word in ids] == [["the"], ["Ġthe"]]
+    assert text.word_ids("  the") == ids, "as vLLM takes it"
+    assert [[words[token] for token in word] for word in text.word_ids("\n")] == [
+        ["Ċ"],
+        ["Ġ", "Ċ"],
+    ]
+    assert [[words[token] for token in word] for word in text.word_ids(" ")] == [["Ġ"]]
+
+
+def test_the_tokens_of_a_word_hold_none_that_the_tokenizer_adds(llama_like_text: Text) -> None:
+    words = llama_like_text.vocabulary()
+    assert words[llama_like_text.encode("blue")[0]] == "<s>"
+    assert [[words[token] for token in word] for word in llama_like_text.word_ids("blue")] == [
+        ["▁blue"],
+        ["▁", "▁blue"],
+    ]
+
+
+def test_forms_of_a_word_that_are_the_same_count_once(wordpiece_text: Text) -> None:
+    assert wordpiece_text.word_ids("seaside") == [(1, 2)]
+
+
+def test_a_word_without_tokens_is_refused(text: Text, wordpiece_text: Text) -> None:
+    for words, word in ((text, ""), (wordpiece_text, "  ")):
+        with pytest.raises(TextError, match="has no tokens"):
+            words.word_ids(word)

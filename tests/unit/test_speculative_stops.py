@@ -1,4 +1,4 @@
-"""An output ends at its first stop token or at its limit, whichever comes first."""
+"""An output ends at its first stop token, its limit, or its first stop string."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish_workers.speculative.stops import cut
+from pilotfish_workers.speculative.stops import StopStrings, cut
 
 STOP = 99
 
@@ -74,3 +74,42 @@ def test_the_end_does_not_depend_on_how_the_tokens_fall_into_rounds(
             kept, ended = cut(part, stop_ids, limit - len(output))
             output += kept
     assert (output, ended) == (whole, reason)
+
+
+STRINGS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=5)
+
+
+@given(strings=STRINGS, pieces=st.lists(st.text("abc", max_size=6), max_size=8))
+def test_the_first_complete_string_is_found_and_the_longest_of_those(
+    strings: list[str], pieces: list[str]
+) -> None:
+    finder, state, text = StopStrings(strings), 0, ""
+    for piece in pieces:
+        state, end, length = finder.find(state, piece)
+        ends = [
+            (place, max(len(s) for s in strings if (text + piece)[:place].endswith(s)))
+            for place in range(len(text) + 1, len(text + piece) + 1)
+            if (text + piece)[:place].endswith(tuple(strings))
+        ]
+        if ends:
+            assert (len(text) + end, length) == ends[0]
+            return
+        assert (end, length) == (0, 0)
+        text += piece
+
+
+@given(strings=STRINGS, pieces=st.lists(st.text("abc", max_size=12), max_size=8))
+def test_what_may_still_become_a_string_is_the_longest_end_that_begins_one(
+    strings: list[str], pieces: list[str]
+) -> None:
+    finder, state, text = StopStrings(strings), 0, ""
+    for piece in pieces:
+        state = finder.skip(state, piece)
+        text += piece
+        beginnings = {string[:size] for string in strings for size in range(1, len(string))}
+        longest = max((len(part) for part in beginnings if text.endswith(part)), default=0)
+        assert finder.num_open(state) == longest
+
+
+def test_an_empty_string_is_never_found() -> None:
+    assert StopStrings([""]).find(0, "abc")[1:] == (0, 0)

@@ -33,8 +33,10 @@ class Text:
             raise TextError(f"cannot load the tokenizer of {path!r}: {error}") from error
         added = self._tokenizer.added_tokens_decoder
         self._special = frozenset(number for number, token in added.items() if token.special)
-        self._token_bytes = functools.cache(self._bytes_of)
+        self._shown_bytes = functools.cache(self._bytes_of)
         self._alphabet = byte_alphabet()
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        self._is_byte_level = isinstance(getattr(backend, "decoder", None), ByteLevel)
 
     @property
     def vocab_size(self) -> int:
@@ -81,10 +83,51 @@ class Text:
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder for one output."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if isinstance(getattr(backend, "decoder", None), ByteLevel):
-            return ByteDetokenizer(self._token_bytes)
+        if self._is_byte_level:
+            return ByteDetokenizer(self._shown_bytes)
         return WindowDetokenizer(self.decode, self._is_hidden, self._is_byte)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, inside a text: a space that a decoder leaves out only at the
+        very beginning is there. A special token stands for its own name; an id that stands for
+        nothing is empty. May be half a character."""
+        if not self._is_hidden(token_id):
+            return self._shown_bytes(token_id) if self._is_byte_level else self._inside(token_id)
+        is_special = token_id in self._special and token_id < len(self._vocabulary)
+        return self._vocabulary[token_id].encode() if is_special else b""
+
+    def word_ids(self, word: str) -> list[tuple[int, ...]]:
+        """The token sequences that write a word at the beginning of a text and after a space,
+        different ones only.
+
+        As vLLM's bad words, which however take the second only where it is as long as the first.
+        Spaces before the word do not count, unless there is nothing else.
+
+        Raises:
+            TextError: the word has no tokens.
+        """
+        bare = word.lstrip(" ")
+        found: dict[tuple[int, ...], None] = {}  # an ordered set
+        for text in (bare, f" {bare}") if bare else (word,):
+            try:
+                ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            except (ValueError, TypeError, UnicodeError) as error:
+                raise TextError(f"cannot tokenize the word {word!r}: {error}") from error
+            if ids:
+                found[tuple(ids)] = None
+        if not found:
+            raise TextError(f"the word {word!r} has no tokens in this model's vocabulary")
+        return list(found)
+
+    def _inside(self, token_id: int) -> bytes:
+        """What a decoder that is not byte-level makes of one token behind another."""
+        token = self._vocabulary[token_id]
+        if self._is_byte(token_id) and self.decode([token_id]) != token:
+            return bytes([int(token[3:5], 16)])
+        text = self.decode([token_id, token_id])[len(self.decode([token_id])) :]
+        if "\ufffd" in text and all(character in self._alphabet for character in token):
+            return bytes(self._alphabet[character] for character in token)
+        return text.encode()
 
     def _bytes_of(self, token_id: int) -> bytes:
         """What a byte-level decoder makes of one token."""
