@@ -8,8 +8,9 @@ from typing import Any
 
 import msgpack
 
+from pilotfish_broker.checks import MAX_TOKEN_ID, whole
 from pilotfish_broker.errors import DecodeError, InvalidRequest
-from pilotfish_broker.sampling import MAX_TOKENS, SamplingParams, whole
+from pilotfish_broker.sampling import MAX_TOKENS, SamplingParams
 from pilotfish_broker.settings import MODEL_NAME
 
 __all__ = [
@@ -79,7 +80,7 @@ def check_prompt(prompt: Prompt) -> None:
         _check_messages(prompt)  # type: ignore[arg-type]
         return
     for item in prompt:
-        whole("prompt", item, 0, (1 << 31) - 1)
+        whole("prompt", item, 0, MAX_TOKEN_ID)
     if len(prompt) > MAX_TOKENS:
         raise InvalidRequest(f"the prompt has more than {MAX_TOKENS} tokens", field="prompt")
 
@@ -135,6 +136,12 @@ class JobSpec:
         if not isinstance(self.params, SamplingParams):
             raise InvalidRequest("params must be SamplingParams", field="params")
         whole("sample", self.sample, 0, self.params.n - 1)
+        if self.params.echo and isinstance(self.prompt[0], dict):
+            raise InvalidRequest(
+                "echo shows a prompt of text or token ids; chat messages become text only where "
+                "the model's template is",
+                field="echo",
+            )
         if self.group != "" and not (
             isinstance(self.group, str) and MODEL_NAME.fullmatch(self.group)
         ):
