@@ -13,6 +13,8 @@ from pilotfish_workers.model.block_pool import BlockPool
 from pilotfish_workers.model.interface import ModelInfo, Rows
 from pilotfish_workers.sampling import build_sampler
 from pilotfish_workers.simulated import SimulatedDetokenizer
+from pilotfish_workers.speculative.accept import Outcome, draw_plain, verify_plain
+from pilotfish_workers.speculative.sampler import Case, Draw, Drawn, Sampler
 from pilotfish_workers.verify.draft_length import DraftLength
 from pilotfish_workers.verify.output_text import OutputText
 from pilotfish_workers.verify.sequence import Sequence as Active
@@ -88,17 +90,50 @@ def active_of(
     )
 
 
+def sampler_of(
+    tokens: list[int], num_prompt: int, *, job: str = "job", sample: int = 0, **params: Any
+) -> Sampler:
+    """A sampler of a job over this very list, without a tokenizer."""
+    return build_sampler(
+        SamplingParams(**params),
+        job=job,
+        sample=sample,
+        tokens=tokens,
+        num_prompt=num_prompt,
+        eos_ids=(),
+        vocab_size=0,
+        words=None,
+    )
+
+
+def draft_of(
+    prompt: Sequence[int] = (1, 2, 3),
+    output: Sequence[int] = (),
+    *,
+    job: str = "job",
+    **params: Any,
+) -> Draft:
+    """A draft of a job with these parameters; without any it has no sampler."""
+    tokens = [*prompt, *output]
+    sampler = sampler_of(tokens, len(prompt), job=job, **params) if params else None
+    return Draft(tokens, sampler)
+
+
 def drafting(
-    prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = (), *, job: str = "job"
+    prompt: Sequence[int] = (1, 2, 3),
+    output: Sequence[int] = (),
+    *,
+    job: str = "job",
+    **params: Any,
 ) -> DraftSession:
-    """A session as the draft engine sees it."""
+    """A session as the draft engine sees it; it samples where parameters are given."""
     return DraftSession(
         job=job,
         epoch=1,
         verify_worker="v",
         verify_inbox="pf:inbox:v",
         num_prompt=len(prompt),
-        draft=Draft([*prompt, *output]),
+        draft=draft_of(prompt, output, job=job, **params),
     )
 
 
@@ -142,6 +177,14 @@ class FunctionModel:
         """One pass; refuses rows that a real model could not run."""
         self.num_passes += 1
         return [self._run(row) for row in rows]
+
+    def verify(self, rows: Sequence[Rows], cases: Sequence[Case | None]) -> list[Outcome | None]:
+        """See `Model.verify`; plain greedy decoding alone."""
+        return verify_plain(self.greedy(rows), rows, cases)
+
+    def draw(self, rows: Sequence[Rows], draws: Sequence[Draw | None]) -> list[Drawn | None]:
+        """See `Model.draw`; plain greedy decoding alone."""
+        return draw_plain(self.greedy(rows), rows, draws)
 
     def held(self, blocks: list[int], num_tokens: int) -> list[int]:
         """The tokens whose KV the first positions of a block table hold."""

@@ -36,7 +36,7 @@ def patient(source: DraftSource, drafts: list[Draft], ks: list[int]) -> list[lis
     for _ in range(50):
         answers = source.propose(drafts, ks)
         if all(answer is not None for answer in answers):
-            return [answer for answer in answers if answer is not None]
+            return [answer.tokens for answer in answers if answer is not None]
     pytest.fail("the source never gets ready")
 
 

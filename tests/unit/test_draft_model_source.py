@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotfish_workers.draft.model_source import ModelSource
-from pilotfish_workers.draft.source import Draft
+from pilotfish_workers.draft.source import Draft, Drafted
 from pilotfish_workers.model.interface import BAD_LOGITS
 from pilotfish_workers.model.runner import ModelRunner
 from pilotfish_workers.speculative.accept import accept_greedy
@@ -26,7 +26,7 @@ def propose(source: ModelSource, draft: Draft, k: int, *, most_calls: int = 100)
         (answer,) = source.propose([draft], [k])
         source.check_integrity()
         if answer is not None:
-            return answer
+            return answer.tokens
     pytest.fail(f"no answer within {most_calls} calls")
 
 
@@ -143,7 +143,7 @@ def test_a_long_prefix_is_worked_off_in_pieces_while_others_draft() -> None:
     answers = [source.propose([short, long], [2, 2]) for _ in range(4)]
     assert all(answer[0] is not None for answer in answers)
     assert [answer[1] is None for answer in answers] == [True, True, True, False]
-    assert answers[-1][1] == plain(model, long.tokens, 2)
+    assert answers[-1][1] == Drafted(plain(model, long.tokens, 2))
 
 
 def test_no_pass_takes_more_prompt_tokens_than_allowed() -> None:
@@ -182,11 +182,14 @@ def test_drafts_of_one_call_never_evict_each_other() -> None:
     drafts = [Draft([number] * 11) for number in range(4)]
     answers = source.propose(drafts, [2] * 4)
     source.check_integrity()
-    assert [bool(answer) for answer in answers] == [True, True, False, False]
     assert None not in answers, "nothing to wait for while the others are there"
+    assert [len(answer.tokens) for answer in answers if answer] == [2, 2, 0, 0]
     for draft in drafts[:2]:
         source.learn(draft, None)
-    assert all(source.propose(drafts[2:], [2] * 2))
+    assert [len(answer.tokens) for answer in source.propose(drafts[2:], [2] * 2) if answer] == [
+        2,
+        2,
+    ]
 
 
 def test_what_cannot_fit_costs_nobody_his_cache() -> None:
@@ -227,7 +230,8 @@ def test_bad_logits_end_a_proposal_and_only_that_one() -> None:
 
     source = ModelSource(FunctionModel(following), 64)
     drafts = [Draft([10]), Draft([13]), Draft([20])]
-    assert source.propose(drafts, [6] * 3) == [[11, 12, 13], [], [21, 22, 23, 24, 25, 26]]
+    expected = [[11, 12, 13], [], [21, 22, 23, 24, 25, 26]]
+    assert source.propose(drafts, [6] * 3) == [Drafted(tokens) for tokens in expected]
     source.check_integrity()
 
 

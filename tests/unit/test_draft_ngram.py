@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pilotfish_workers.draft.ngram import NgramSource
-from pilotfish_workers.draft.source import Draft
+from pilotfish_workers.draft.source import Draft, Drafted
 
 
-def propose(tokens: list[int], k: int) -> list[int] | None:
+def propose(tokens: list[int], k: int) -> Drafted | None:
     return NgramSource().propose([Draft(tokens)], [k])[0]
 
 
@@ -30,23 +30,23 @@ def propose(tokens: list[int], k: int) -> list[int] | None:
 def test_a_proposal_is_what_followed_the_longest_latest_match(
     tokens: list[int], k: int, drafted: list[int]
 ) -> None:
-    assert propose(tokens, k) == drafted
+    assert propose(tokens, k) == Drafted(drafted)
 
 
 def test_matches_in_the_output_count_like_those_in_the_prompt() -> None:
     source, draft = NgramSource(), Draft([1, 2, 3])
-    assert source.propose([draft], [2]) == [[]]
+    assert source.propose([draft], [2]) == [Drafted([])]
     draft.tokens += [8, 9, 4, 8, 9]
     source.learn(draft, 3)
-    assert source.propose([draft], [2]) == [[4, 8]]
+    assert source.propose([draft], [2]) == [Drafted([4, 8])]
 
 
 def test_tokens_that_fell_are_forgotten() -> None:
     source, draft = NgramSource(), Draft([1, 2, 3, 1, 2])
-    assert source.propose([draft], [1]) == [[3]]
+    assert source.propose([draft], [1]) == [Drafted([3])]
     draft.tokens[2:] = [7, 1, 2]
     source.learn(draft, 2)
-    assert source.propose([draft], [1]) == [[7]]
+    assert source.propose([draft], [1]) == [Drafted([7])]
 
 
 def test_an_ended_draft_keeps_no_memory() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,14 +13,17 @@ from hypothesis import strategies as st
 from pilotfish_broker.digest import extend
 from pilotfish_broker.messages import Open, Proposal, Sync, Verdict
 from pilotfish_workers.draft.session import DraftSession
+from pilotfish_workers.draft.source import Drafted
+from pilotfish_workers.speculative.history import History
+from pilotfish_workers.speculative.law import SparseLaw
 from tests.worker_kit import drafting
 
 PROMPT = [1, 2, 3]
 HANDLE = 77
 
 
-def synced(output: list[int] | None = None, k: int = 4) -> DraftSession:
-    session = drafting(PROMPT, output or [])
+def synced(output: list[int] | None = None, k: int = 4, **params: Any) -> DraftSession:
+    session = drafting(PROMPT, output or [], **params)
     assert session.on_sync(Sync("job", 1, HANDLE, len(output or []), [], k)) is not None
     return session
 
@@ -41,8 +46,24 @@ def test_it_opens_from_what_the_record_already_holds() -> None:
 
 def test_a_proposal_names_the_prefix_it_continues() -> None:
     session = synced([7, 8])
-    assert session.propose([9]) == Proposal(HANDLE, 2, extend(0, [1, 2, 3, 7, 8]), [9])
+    assert session.propose(Drafted([9])) == Proposal(HANDLE, 2, extend(0, [1, 2, 3, 7, 8]), [9])
     assert session.k == 0, "one proposal a question"
+
+
+def test_a_proposal_carries_the_law_of_each_token() -> None:
+    laws = [
+        SparseLaw(np.array([9, 4]), np.array([3, 1], dtype=np.float32)),
+        SparseLaw(np.array([5]), np.array([0.25], dtype=np.float32)),
+    ]
+    proposal = synced().propose(Drafted([4, 5], laws))
+    assert proposal.tokens == [4, 5]
+    back = [SparseLaw.from_bytes(raw) for raw in proposal.q or ()]
+    assert [law.ids.tolist() for law in back] == [[9, 4], [5]]
+    assert [law.weights.tolist() for law in back] == [[3, 1], [0.25]]
+
+
+def test_tokens_that_were_certain_travel_without_laws() -> None:
+    assert synced().propose(Drafted([4, 5])).q is None
 
 
 def test_it_rests_only_while_nothing_is_asked_or_awaited() -> None:
@@ -54,7 +75,7 @@ def test_it_rests_only_while_nothing_is_asked_or_awaited() -> None:
     assert session.is_resting
     session.on_sync(Sync("job", 1, HANDLE, 1, [8], 2))
     assert not session.is_resting, "a proposal is wanted"
-    session.propose([9])
+    session.propose(Drafted([9]))
     assert not session.is_resting, "a verdict is awaited"
     session.on_verdict(Verdict(HANDLE, 2, 1, 5, 0))
     assert session.is_resting
@@ -62,7 +83,7 @@ def test_it_rests_only_while_nothing_is_asked_or_awaited() -> None:
 
 def test_without_a_handle_nothing_can_be_proposed() -> None:
     with pytest.raises(ValueError, match="no handle"):
-        drafting().propose([1])
+        drafting().propose(Drafted([1]))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +95,7 @@ def test_a_verdict_says_which_of_the_proposal_stands(
     accepted: int, token: int, expected: list[int], num_valid: int
 ) -> None:
     session = synced()
-    session.propose([10, 11, 12])
+    session.propose(Drafted([10, 11, 12]))
     assert session.on_verdict(Verdict(HANDLE, 0, accepted, token, 2)) == num_valid
     assert output(session) == expected
     assert (session.k, session.proposed) == (2, None)
@@ -91,7 +112,7 @@ def test_a_verdict_says_which_of_the_proposal_stands(
 )
 def test_a_verdict_that_does_not_fit_changes_nothing_and_asks(frame: Verdict) -> None:
     session = synced([])
-    session.propose([10, 11, 12])
+    session.propose(Drafted([10, 11, 12]))
     assert session.on_verdict(frame) is None
     assert output(session) == []
     assert session.proposed == [10, 11, 12]
@@ -99,7 +120,7 @@ def test_a_verdict_that_does_not_fit_changes_nothing_and_asks(frame: Verdict) ->
 
 def test_a_copy_of_a_verdict_changes_nothing() -> None:
     session = synced()
-    session.propose([10])
+    session.propose(Drafted([10]))
     frame = Verdict(HANDLE, 0, 1, 11, 2)
     session.on_verdict(frame)
     assert session.on_verdict(frame) is None
@@ -122,7 +143,7 @@ def test_a_sync_replaces_what_follows_its_base(
     base: int, tokens: list[int], expected: list[int], num_valid: int
 ) -> None:
     session = synced([7, 8])
-    session.propose([50, 51])
+    session.propose(Drafted([50, 51]))
     assert session.on_sync(Sync("job", 1, HANDLE, base, tokens, 3)) == num_valid
     assert output(session) == expected
     assert (session.k, session.proposed) == (3, None)
@@ -148,6 +169,34 @@ FRAMES = st.one_of(
     st.tuples(st.just("old verdict"), st.integers(0, 30), st.booleans()),
     st.tuples(st.just("old sync"), st.integers(0, 30), st.booleans()),
 )
+
+
+class Remembering:
+    """A constraint that knows its output and takes only what continues it."""
+
+    def __init__(self) -> None:
+        self.output: list[int] = []
+
+    def masks(self, output: Sequence[int], drafted: Sequence[int]) -> Any:
+        assert list(output[: len(self.output)]) == self.output, "it was not told of the change"
+        self.output = list(output)
+        return np.zeros((len(drafted) + 1, 1), dtype=np.int32)
+
+    def rewind(self) -> None:
+        self.output = []
+
+
+def sampler_is_right(session: DraftSession) -> bool:
+    """It counts and constrains as one that has never seen other tokens."""
+    sampler = session.draft.sampler
+    assert sampler is not None
+    sampler.masks([])
+    fresh = History(list(session.draft.tokens), session.num_prompt)
+    expected, counted = (
+        dict(zip(ids.tolist(), counts.tolist(), strict=True))
+        for ids, counts in (fresh.counts([]), sampler.history.counts([]))
+    )
+    return sampler.tokens is session.draft.tokens and counted == expected
 
 
 class Verifier:
@@ -179,7 +228,7 @@ class Verifier:
             if drafted is None and self.session.k:
                 start = 100 + self.session.committed  # a source repeats itself
                 drafted = [start + place for place in range(self.session.k)]
-                proposal = self.session.propose(drafted)
+                proposal = self.session.propose(Drafted(drafted))
                 if (proposal.base, proposal.digest) != (base, extend(0, PROMPT + self.tokens)):
                     return  # refused
             if drafted is None or self.session.committed != base:
@@ -206,12 +255,15 @@ def test_after_any_frames_it_holds_committed_tokens_or_a_prefix_that_heals(
 ) -> None:
     """Lost, repeated and old frames in any order: what it holds is always a prefix of what is
     committed, its digests tell the truth, and one Sync from there puts everything right."""
-    verifier = Verifier(synced())
-    session = verifier.session
+    session = synced(temperature=1.0, presence_penalty=0.5)
+    assert session.draft.sampler is not None
+    session.draft.sampler.constraint = Remembering()
+    verifier = Verifier(session)
     for kind, number, arrives in steps:
         verifier.step(kind, number, arrives)
         assert output(session) == verifier.tokens[: session.committed], "not what was committed"
         assert digests_are_right(session)
+        assert sampler_is_right(session)
     base = min(session.open_frame("inbox").base, len(verifier.tokens))
     verifier.hand_over(Sync("job", 1, HANDLE, base, verifier.tokens[base:], 4))
     assert output(session) == verifier.tokens

@@ -7,10 +7,13 @@ import sys
 
 import pytest
 
-from pilotfish_broker.errors import ConfigError
+from pilotfish_broker.errors import ConfigError, UnsupportedParameter
+from pilotfish_broker.sampling import SamplingParams
 from pilotfish_workers.model.interface import Rows
 from pilotfish_workers.simulated import SimulatedModel, SimulatedText
-from tests.worker_kit import plain
+from pilotfish_workers.speculative.accept import Outcome
+from pilotfish_workers.speculative.sampler import Case, Draw, Drawn
+from tests.worker_kit import plain, sampler_of
 
 FAST = "simulated:pass_ms=0"
 
@@ -34,6 +37,28 @@ def test_several_tokens_in_one_pass_give_what_single_passes_give() -> None:
         ]
     )
     assert answers == [output, output[-1:], []]
+
+
+def test_it_judges_and_drafts_by_the_same_answers() -> None:
+    model, prompt = SimulatedModel(FAST), [3, 1, 4]
+    output, table = plain(model, prompt, 3), model.pool.allocate(1)
+    sampler = sampler_of(prompt, 3)
+    wrong = (output[1] + 1) % 512
+    rows = [Rows([*prompt, output[0], wrong], 0, table, 3), Rows(prompt, 0, table, 0)]
+    outcomes = model.verify(rows, [Case(sampler, [output[0], wrong]), None])
+    assert outcomes == [Outcome(num_accepted=1, token=output[1]), None]
+    rows = [Rows([*prompt, output[0]], 0, table, 1), Rows(prompt, 0, table, 0)]
+    assert model.draw(rows, [Draw(sampler, output[:1]), None]) == [Drawn(output[1]), None]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1.0}, {"presence_penalty": 1.0}])
+def test_what_needs_logits_is_refused(params: dict[str, float]) -> None:
+    model = SimulatedModel(FAST)
+    sampler, rows = sampler_of([3], 1, **params), [Rows([3], 0, model.pool.allocate(1), 1)]
+    with pytest.raises(ValueError, match="logits"):
+        model.verify(rows, [Case(sampler)])
+    with pytest.raises(ValueError, match="logits"):
+        model.draw(rows, [Draw(sampler)])
 
 
 @pytest.mark.parametrize(("agree", "low", "high"), [(100, 1, 1), (80, 0.7, 0.9), (0, 0, 0)])
@@ -90,6 +115,15 @@ def test_text_round_trips_into_as_many_letters_as_tokens() -> None:
     detokenizer = text.detokenizer()
     assert detokenizer.push(ids[:2]) + detokenizer.push(ids[2:]) + detokenizer.flush() == whole
     assert text.chat([{"role": "user", "content": "a"}]) == text.encode("a")
+    assert b"".join(map(text.token_bytes, ids)).decode() == whole
+    assert text.word_ids("héllo") == [tuple(ids)]
+
+
+def test_text_follows_no_grammar() -> None:
+    text = SimulatedText(512)
+    assert text.constraint(SamplingParams(), vocab_size=512, eos_ids=()) is None
+    with pytest.raises(UnsupportedParameter):
+        text.constraint(SamplingParams(regex="a+"), vocab_size=512, eos_ids=())
 
 
 def test_tokenizers_of_one_vocabulary_size_match_and_others_do_not() -> None:

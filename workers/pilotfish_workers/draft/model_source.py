@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pilotfish_broker.sampling import SamplingParams
 from pilotfish_workers.draft.source import Draft, Drafted
 from pilotfish_workers.model.interface import Model, Rows
@@ -57,7 +55,7 @@ class _Step:
         if all(law is None for law in self.laws):
             return Drafted(self.drafted)
         pairs = zip(self.drafted, self.laws, strict=True)
-        return Drafted(self.drafted, [law or _certain(token) for token, law in pairs])
+        return Drafted(self.drafted, [law or SparseLaw.certain(token) for token, law in pairs])
 
 
 class ModelSource:
@@ -188,7 +186,3 @@ class ModelSource:
         memory.blocks.clear()
         memory.num_computed = 0
         self._live.pop(id(draft), None)
-
-
-def _certain(token: int) -> SparseLaw:
-    return SparseLaw(np.array([token], dtype=np.int64), np.ones(1, dtype=np.float32))
