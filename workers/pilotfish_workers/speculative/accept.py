@@ -16,14 +16,19 @@ committed
 Leviathan, Kalman, Matias, arXiv 2211.17192 (algorithm 1) and Chen et al., arXiv 2302.01318
 (algorithm 2) give the rule for sampled output (see `rules.py`). At temperature 0 both laws are
 one-hot and the rule becomes equality with the target's argmax, which is what stands here. Every
-rule returns the same `Outcome`.
+rule returns the same `Outcome`. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from pilotfish_workers.speculative.sampler import Case, Draw, Drawn
+
+if TYPE_CHECKING:
+    from pilotfish_workers.model.interface import Rows
 
 BAD_LOGITS: Final = -1
 """Stands for a token where the logits hold NaN or +inf, or nothing finite at all."""
@@ -54,7 +59,8 @@ class Outcome:
         num_accepted: leading drafted tokens that stand.
         token: the recovered token, or the bonus token when all were accepted; negative where
             there is none.
-        logprobs: for each accepted token and for `token`, where the job wants them.
+        logprobs: for each accepted token and for `token` (if there is one), where the job wants
+            them.
         scored: the same for the prompt tokens that were to be scored.
     """
 
@@ -86,3 +92,39 @@ def accept_greedy(drafted: Sequence[int], targets: Sequence[int]) -> Outcome:
     while kept < len(drafted) and drafted[kept] == targets[kept]:
         kept += 1
     return Outcome(num_accepted=kept, token=targets[kept])
+
+
+def verify_plain(
+    answers: Sequence[Sequence[int]], rows: Sequence[Rows], cases: Sequence[Case | None]
+) -> list[Outcome | None]:
+    """`Model.verify` for a model that has no logits to show, from what its `greedy` answered.
+
+    Raises:
+        ValueError: a job wants more than the argmax, or not that many answers.
+    """
+    return [
+        None if case is None else _judge_plain(ids, row, case)
+        for ids, row, case in zip(answers, rows, cases, strict=True)
+    ]
+
+
+def draw_plain(
+    answers: Sequence[Sequence[int]], rows: Sequence[Rows], draws: Sequence[Draw | None]
+) -> list[Drawn | None]:
+    """`Model.draw` for a model that has no logits to show, from what its `greedy` answered.
+
+    Raises:
+        ValueError: a job wants more than the argmax, or not that many answers.
+    """
+    return [
+        None if draw is None else Drawn(_judge_plain(ids, row, Case(draw.sampler)).token)
+        for ids, row, draw in zip(answers, rows, draws, strict=True)
+    ]
+
+
+def _judge_plain(ids: Sequence[int], row: Rows, case: Case) -> Outcome:
+    if not case.sampler.is_plain or case.scored:
+        raise ValueError("sampling and log-probabilities need a model that shows its logits")
+    if len(ids) != row.num_logits:
+        raise ValueError(f"{len(ids)} answers for a row that wants {row.num_logits}")
+    return accept_greedy(case.drafted, ids) if case.is_judged else Outcome(0, NOT_JUDGED)

@@ -13,10 +13,17 @@ decide over earlier ones, that is a bias.
 
 from __future__ import annotations
 
+import hashlib
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
+
+_WORD = 1 << 64
+# A word's upper 52 bits become the fraction of a float64 in [1, 2). Less this, it is the middle of
+# one of 2⁵² equal parts of (0, 1), exactly; with 53 bits the last middle would be rounded to 1.
+_BELOW_ONE = 1 - 2.0**-53
+_EXPONENT = np.uint64(0x3FF0000000000000)
 
 
 class Purpose(IntEnum):
@@ -28,7 +35,7 @@ class Purpose(IntEnum):
 
 
 class Coins:
-    """The random numbers of one sample of one job.
+    """The random numbers of one sample of one job. For one thread.
 
     Args:
         seed: any whole number; taken modulo 2⁶⁴.
@@ -36,26 +43,51 @@ class Coins:
     """
 
     def __init__(self, seed: int, sample: int = 0) -> None:
-        raise NotImplementedError
+        self._key = np.array([seed % _WORD, sample % _WORD], dtype=np.uint64)
+        self._philox = np.random.Philox(key=self._key)
 
     @classmethod
     def of_job(cls, job: str, seed: int | None, sample: int) -> Coins:
         """Those of a job; without a seed its id is the seed."""
-        raise NotImplementedError
+        if seed is None:
+            seed = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "little")
+        return cls(seed, sample)
 
     def token(self, position: int) -> float:
         """In (0, 1), for the emitted token at an output position."""
-        raise NotImplementedError
+        return float(self._uniforms(Purpose.TOKEN, position, 0, 1)[0])
 
     def accept(self, position: int, base: int) -> float:
         """In (0, 1), for the test of the drafted token at a position in the round at `base`."""
-        raise NotImplementedError
+        return float(self._uniforms(Purpose.ACCEPT, position, base, 1)[0])
 
     def draft(self, position: int, base: int) -> float:
         """In (0, 1), for a drafter's draw at a position in the round at `base`."""
-        raise NotImplementedError
+        return float(self._uniforms(Purpose.DRAFT, position, base, 1)[0])
 
     def noise(self, position: int, size: int) -> NDArray[np.float64]:
         """float64 `[size]` in (0, 1), one for each token of the vocabulary, for `coupled`'s draw
         at a position; a longer vocabulary only adds to it."""
-        raise NotImplementedError
+        return self._uniforms(Purpose.TOKEN, position, 0, size)
+
+    def _uniforms(
+        self, purpose: Purpose, position: int, base: int, size: int
+    ) -> NDArray[np.float64]:
+        # to set the state is several times cheaper than to make a generator
+        self._philox.state = {
+            "bit_generator": "Philox",
+            "state": {
+                "counter": np.array([0, position, base, purpose], dtype=np.uint64),
+                "key": self._key,
+            },
+            "buffer": np.zeros(4, dtype=np.uint64),
+            "buffer_pos": 4,  # nothing is left of another counter
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        words = np.asarray(self._philox.random_raw(size), dtype=np.uint64)
+        words >>= np.uint64(12)
+        words |= _EXPONENT
+        uniforms = words.view(np.float64)
+        uniforms -= _BELOW_ONE
+        return uniforms
