@@ -21,9 +21,10 @@ def settle(scheduler: Scheduler, work: list[Work], accepted: int = 0) -> None:
     for item in work:
         sequence = item.sequence
         sequence.num_computed += item.num_tokens
+        scheduler.computed(sequence)
         if item.is_decoding:
             kept = [*item.drafted[:accepted], 7]
-            sequence.tokens += kept[: sequence.remaining]
+            sequence.tokens.extend(kept[: sequence.remaining])
             sequence.num_computed = len(sequence.tokens) - 1
             sequence.drafted = []
             scheduler.trim(sequence)

@@ -66,15 +66,19 @@ class BlockPool:
         for block in wanted:
             self._counts[block] += 1
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block; those that nobody holds become free. All or nothing."""
+    def release(self, blocks: Iterable[int]) -> list[int]:
+        """Drop one reference of each block; those that nobody holds become free, and are returned.
+        All or nothing."""
         wanted = list(blocks)
         for block, times in Counter(wanted).items():
             self._require_held(block, times)
+        freed = []
         for block in wanted:
             self._counts[block] -= 1
             if self._counts[block] == 0:
-                self._free.append(block)
+                freed.append(block)
+        self._free += freed
+        return freed
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise `BlockPoolError` unless the counts are exactly what `tables` hold.

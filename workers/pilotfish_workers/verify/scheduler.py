@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pilotfish_workers.model.block_pool import BlockPool
+from pilotfish_workers.verify.block_tables import BlockTables
 from pilotfish_workers.verify.sequence import Sequence
 
 
@@ -27,31 +28,35 @@ class Scheduler:
 
     Decoding sequences that are ready all take part; prompts share `prefill_tokens` a pass, so
     that a long prompt never holds the others up. When blocks run out, the last sequence in order
-    (lowest priority, then youngest) loses its blocks and waits to be computed again.
+    (lowest priority, then youngest) loses its blocks and waits to be computed again. What
+    sequences have in common at their beginning is computed once.
+
+    Attributes:
+        awaits_prefix: somebody waits for nothing but what is computed for another right now.
     """
 
     def __init__(self, pool: BlockPool, prefill_tokens: int) -> None:
-        self._pool = pool
+        self.tables = BlockTables(pool)
         self._prefill_tokens = prefill_tokens
         self._arrivals = 0
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.awaits_prefix = False
         self.num_preempted = 0
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether a sequence of so many tokens fits when it is alone."""
-        return self._pool.num_blocks_for(num_tokens) <= self._pool.num_blocks
+        return self.tables.can_ever_fit(num_tokens)
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in; it waits for blocks first."""
         self._arrivals += 1
         sequence.arrival = self._arrivals
-        self.waiting.append(sequence)
-        self.waiting.sort(key=lambda item: item.order)
+        self._wait(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence go, with its blocks."""
-        self._release(sequence)
+        self.tables.clear(sequence)
         for queue in (self.running, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
@@ -60,7 +65,7 @@ class Scheduler:
         """The next pass, in order; empty when nobody is ready."""
         work: list[Work] = []
         budget = self._prefill_tokens
-        self._admit()
+        self._admit(now)
         for sequence in sorted(self.running, key=lambda item: item.order):
             if sequence not in self.running or not sequence.is_ready(now):
                 continue  # preempted meanwhile, or waiting for its proposal
@@ -69,7 +74,7 @@ class Scheduler:
             if tokens == 0:
                 continue
             drafted = sequence.drafted[: sequence.most_drafts] if tokens == pending else []
-            if not self._has_room(sequence, tokens + len(drafted)):
+            if not self.tables.has_room(sequence, tokens + len(drafted)):
                 drafted = []  # they are worth nobody's blocks
             if not self._grow(sequence, tokens + len(drafted)):
                 continue
@@ -77,54 +82,47 @@ class Scheduler:
             work.append(Work(sequence, tokens, drafted, tokens == pending))
         return work
 
+    def computed(self, sequence: Sequence) -> None:
+        """Note that a pass has computed `num_computed` tokens; before drafts count among them."""
+        self.tables.computed(sequence)
+
     def trim(self, sequence: Sequence) -> None:
         """Give back the blocks that only rejected tokens needed."""
-        keep = self._pool.num_blocks_for(len(sequence.tokens))
-        self._pool.release(sequence.blocks[keep:])
-        del sequence.blocks[keep:]
+        self.tables.trim(sequence)
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> None:
         """Let in whoever fits beside the running ones; with less than that, a prompt would be
-        computed again and again, each time preempted before it is done."""
-        free = self._pool.num_free - sum(self._missing(item) for item in self.running)
-        while self.waiting:
-            need = self._missing(self.waiting[0])
+        computed again and again, each time preempted before it is done. Who begins like a prompt
+        that is computed ahead of it waits for that, and what it will need is kept for it."""
+        free = self.tables.num_free - sum(map(self.tables.missing, self.running))
+        self.awaits_prefix = False
+        for sequence in list(self.waiting):
+            shared = self.tables.find(sequence)
+            num_coming = self.tables.num_coming(sequence, self.running, now)
+            need = self.tables.missing(sequence) - max(num_coming, len(shared))
             if self.running and need > free:
                 return
             free -= need
-            self.running.append(self.waiting.pop(0))
-
-    def _missing(self, sequence: Sequence) -> int:
-        """Blocks that it still needs for its tokens and the next one."""
-        need = self._pool.num_blocks_for(len(sequence.tokens) + 1)
-        return max(0, need - len(sequence.blocks))
-
-    def _need(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that a table lacks to cover `num_tokens` more."""
-        blocks = self._pool.num_blocks_for(sequence.num_computed + num_tokens)
-        return max(0, blocks - len(sequence.blocks))
-
-    def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        return self._pool.can_allocate(self._need(sequence, num_tokens))
+            if num_coming > len(shared):
+                self.awaits_prefix = True
+                continue
+            self.tables.begin(sequence, shared)
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make the table cover `num_tokens` more, preempting others if need be."""
-        while not self._has_room(sequence, num_tokens):
+        while not self.tables.has_room(sequence, num_tokens):
             victim = max(self.running, key=lambda item: item.order)
-            self._preempt(victim)
+            self.num_preempted += 1
+            self.tables.clear(victim)
+            self.running.remove(victim)
+            self._wait(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self._pool.allocate(self._need(sequence, num_tokens))
+        self.tables.grow(sequence, num_tokens)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.num_preempted += 1
-        self._release(sequence)
-        self.running.remove(sequence)
+    def _wait(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
         self.waiting.sort(key=lambda item: item.order)
-
-    def _release(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.blocks)
-        sequence.blocks.clear()
-        sequence.num_computed = 0
