@@ -49,10 +49,14 @@ class Worker:
         *,
         drafted: int = 0,
         accepted: int = 0,
+        logprobs: bytes = b"",
+        prompt_logprobs: bytes = b"",
         frame: Frame | None = None,
         inbox: str = "",
     ) -> str:
-        tail = Tail(job, epoch, expected, tokens, text, drafted, accepted)
+        tail = Tail(
+            job, epoch, expected, tokens, text, drafted, accepted, logprobs, prompt_logprobs
+        )
         return self.own.commit([Commit(tail, frame, inbox)])[0]
 
     def finish(
@@ -63,12 +67,21 @@ class Worker:
         tokens: list[int],
         text: str = "",
         *,
+        logprobs: bytes = b"",
+        prompt_logprobs: bytes = b"",
         status: Status = Status.SUCCEEDED,
         group: str = "",
     ) -> str:
-        return self.own.finish(
-            Tail(job, epoch, expected, tokens, text), Ending(status, "stop"), group
+        tail = Tail(
+            job,
+            epoch,
+            expected,
+            tokens,
+            text,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
+        return self.own.finish(tail, Ending(status, "stop"), group)
 
     def expire(self) -> None:
         """Let its lease end now."""

@@ -5,16 +5,27 @@ from __future__ import annotations
 import pytest
 
 from pilotfish_broker.codec import decode_all
+from pilotfish_broker.logprobs import Alternative, TokenLogprob, pack_logprobs
 from pilotfish_broker.messages import Verdict
 from pilotfish_broker.ownership import INBOX_TTL_MS, Commit, Identity, Ownership, Tail
 from pilotfish_broker.spec import Status
-from tests.broker_kit import Bench
+from tests.broker_kit import TTL_SECONDS, Bench
 
 pytestmark = pytest.mark.integration
 
 
 def verdict(session: int) -> Verdict:
     return Verdict(session, 0, 1, 9, 4)
+
+
+def known(*tokens: int, logprob: float = -0.5) -> list[TokenLogprob]:
+    """Log-probabilities of some tokens, with an alternative each."""
+    other = Alternative(99, -0.25, b"\xf0\x9f")
+    return [TokenLogprob(Alternative(token, logprob, b"x"), [other]) for token in tokens]
+
+
+def raw_fields(bench: Bench, job: str) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in bench.client.xrange(bench.keys.tokens(job))]
 
 
 def test_a_claim_makes_this_worker_the_owner_in_the_next_epoch(bench: Bench) -> None:
@@ -160,6 +171,117 @@ def test_visible_offsets_count_characters_and_not_bytes_or_surrogates(bench: Ben
     assert [entry.offset for entry in bench.stream("a")] == [0, 3, 3, 5]
     assert bench.text("a") == "".join(parts)
     assert bench.records.get("a").visible == len("".join(parts)) == 7
+
+
+def test_log_probabilities_stand_in_the_entry_of_their_tokens(bench: Bench) -> None:
+    bench.submit("a")
+    worker = bench.worker("w")
+    worker.own.claim("a")
+    first, prompt = pack_logprobs(known(1, 2)), pack_logprobs(known(7, 8, 9))
+    assert worker.commit("a", 1, 0, [1, 2], "x", logprobs=first, prompt_logprobs=prompt) == "ok"
+    assert worker.commit("a", 1, 2, [3], "y", logprobs=pack_logprobs(known(3))) == "ok"
+    assert worker.commit("a", 1, 3, [4], "z") == "ok"
+    entries = bench.stream("a")
+    assert [entry.logprobs for entry in entries] == [known(1, 2), known(3), []]
+    assert [entry.prompt_logprobs for entry in entries] == [[None, *known(7, 8, 9)], [], []]
+    assert [set(fields) for fields in raw_fields(bench, "a")] == [
+        {b"p", b"t", b"o", b"x", b"l", b"m"},
+        {b"p", b"t", b"o", b"x", b"l"},
+        {b"p", b"t", b"o", b"x"},
+    ]
+    assert (bench.tokens("a"), bench.text("a")) == ([1, 2, 3, 4], "xyz")
+
+
+def test_a_commit_with_log_probabilities_is_appended_once(bench: Bench) -> None:
+    bench.submit("a")
+    worker = bench.worker("w")
+    worker.own.claim("a")
+    details = {"logprobs": pack_logprobs(known(1)), "prompt_logprobs": pack_logprobs(known(7))}
+    assert worker.commit("a", 1, 0, [1], "x", **details) == "ok"
+    before = bench.dump()
+    assert worker.commit("a", 1, 0, [1], "x", **details) == "already"
+    # computed again, the last digits may differ; the tokens decide
+    details["logprobs"] = pack_logprobs(known(1, logprob=-0.5000001))
+    assert worker.commit("a", 1, 0, [1], "x", **details) == "already"
+    assert worker.commit("a", 1, 0, [2], "x", **details) == "fenced"
+    assert bench.dump() == before
+
+
+def test_the_prompts_log_probabilities_may_come_before_any_token(bench: Bench) -> None:
+    bench.submit("a")
+    worker = bench.worker("w")
+    worker.own.claim("a")
+    some = pack_logprobs(known(7, 8))
+    assert worker.commit("a", 1, 0, [], prompt_logprobs=some) == "ok"
+    before = bench.dump()
+    assert worker.commit("a", 1, 0, [], prompt_logprobs=some) == "already"
+    assert worker.commit("a", 1, 1, [], prompt_logprobs=some) == "fenced"
+    assert bench.dump() == before
+    assert worker.commit("a", 1, 0, [1], "x") == "ok"
+    assert [entry.prompt_logprobs for entry in bench.stream("a")] == [[None, *known(7, 8)], []]
+    assert bench.records.get("a").rounds == 1
+
+
+def test_what_adds_no_token_is_known_by_all_that_it_adds(bench: Bench) -> None:
+    bench.submit("a")
+    worker = bench.worker("w")
+    worker.own.claim("a")
+    some, other = pack_logprobs(known(7)), pack_logprobs(known(8))
+    assert worker.commit("a", 1, 0, [], prompt_logprobs=some) == "ok"
+    assert worker.commit("a", 1, 0, [], prompt_logprobs=other) == "ok"
+    assert worker.commit("a", 1, 0, [], "x", prompt_logprobs=other) == "ok"
+    assert worker.commit("a", 1, 0, [], "x", prompt_logprobs=other) == "already"
+    assert worker.commit("a", 1, 0, [], "x") == "ok"
+    assert len(bench.stream("a")) == 4
+
+
+def test_frames_find_their_inboxes_past_log_probabilities(bench: Bench) -> None:
+    """Every job has the same number of arguments, whatever it commits."""
+    bench.submit("a", "b", "c")
+    worker = bench.worker("w")
+    for job in "abc":
+        worker.own.claim(job)
+    commits = [
+        Commit(
+            Tail("a", 1, 0, [1], "x", logprobs=pack_logprobs(known(1))),
+            verdict(1),
+            "pf:inbox:d1",
+        ),
+        Commit(Tail("b", 1, 0, [2], "y", prompt_logprobs=pack_logprobs(known(7)))),
+        Commit(
+            Tail("c", 1, 0, [3], "z", 4, 1, pack_logprobs(known(3)), pack_logprobs(known(8))),
+            verdict(3),
+            "pf:inbox:d2",
+        ),
+    ]
+    assert worker.own.commit(commits) == ["ok", "ok", "ok"]
+    (a,), (b,), (c,) = (bench.stream(job) for job in "abc")
+    assert (a.tokens, a.text, a.logprobs, a.prompt_logprobs) == ([1], "x", known(1), [])
+    assert (b.tokens, b.text, b.logprobs, b.prompt_logprobs) == ([2], "y", [], [None, *known(7)])
+    assert (c.tokens, c.text, c.logprobs) == ([3], "z", known(3))
+    assert c.prompt_logprobs == [None, *known(8)]
+    assert bench.records.get("c").drafted == 4
+    for inbox, session in (("d1", 1), ("d2", 3)):
+        (entry,) = bench.client.lrange(f"pf:inbox:{inbox}", 0, -1)
+        assert decode_all(entry) == [verdict(session)]
+
+
+def test_finish_carries_log_probabilities(bench: Bench) -> None:
+    bench.submit("a", group="g")
+    worker = bench.worker("w")
+    worker.own.claim("a")
+    details = {"logprobs": pack_logprobs(known(1)), "prompt_logprobs": pack_logprobs(known(7))}
+    assert worker.finish("a", 1, 0, [1], "x", group="g", **details) == "finished"
+    before = bench.dump()
+    assert worker.finish("a", 1, 0, [1], "x", group="g", **details) == "already"
+    assert bench.dump() == before
+    last, end = bench.stream("a")
+    assert (last.tokens, last.text) == ([1], "x")
+    assert (last.logprobs, last.prompt_logprobs) == (known(1), [None, *known(7)])
+    assert (end.end, end.logprobs) == (Status.SUCCEEDED, [])
+    record = bench.records.get("a")
+    assert (record.finish_reason, record.error) == ("stop", "")
+    assert 0 < bench.client.pttl(bench.keys.tokens("a")) <= TTL_SECONDS * 1000
 
 
 def test_a_cancelled_job_commits_and_says_so(bench: Bench) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pilotfish_broker.errors import JobNotFound
+from pilotfish_broker.logprobs import Alternative, TokenLogprob, pack_logprobs
 from pilotfish_broker.spec import Status
 from pilotfish_broker.stream import pack_ids
 from pilotfish_checkpoint.progress import Progress, ProgressDamaged, read_progress
@@ -50,6 +51,14 @@ def test_what_was_committed_is_read_back_in_order(bench: Bench, worker: Worker) 
     assert progress.output == [5, 6, 7]
     assert progress.record.prompt_ids == [1, 2, 3]
     assert progress.record.committed == 3
+
+
+def test_log_probabilities_do_not_keep_tokens_from_being_read(bench: Bench, worker: Worker) -> None:
+    details = pack_logprobs([TokenLogprob(Alternative(5, -0.5, b"x"), [])])
+    worker.commit("a", 1, 0, [], prompt_logprobs=details)
+    worker.commit("a", 1, 0, [5], logprobs=details)
+    worker.commit("a", 1, 1, [6], "x")
+    assert read(bench).output == [5, 6]
 
 
 def test_a_repeated_commit_counts_once(bench: Bench, worker: Worker) -> None:
@@ -119,8 +128,16 @@ def test_fewer_tokens_than_the_record_promises_are_damage(bench: Bench, worker: 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"t": b"abc"}, {"p": "one"}, {"x": b"\xff"}, {"e": "ascended"}],
-    ids=["ids of odd length", "no number", "no text", "no status"],
+    [
+        {"t": b"abc"},
+        {"p": "one"},
+        {"x": b"\xff"},
+        {"e": "ascended"},
+        {"l": b"rubbish"},
+        {"l": pack_logprobs([])},
+        {"m": b"rubbish"},
+    ],
+    ids=["odd ids", "no number", "no text", "no status", "no l", "too few l", "no m"],
 )
 def test_an_entry_that_is_no_entry_is_damage(
     bench: Bench, worker: Worker, fields: dict[str, Any]
