@@ -27,11 +27,13 @@ from pilotfish_broker.errors import (
     UnsupportedParameter,
 )
 from pilotfish_broker.leases import WorkerRecord
+from pilotfish_broker.logprobs import Alternative, TokenLogprob
 from pilotfish_broker.models import ModelRecord
 from pilotfish_broker.records import JobRecord
 from pilotfish_broker.spec import JobSpec, SamplingParams, Status
 
 __all__ = [
+    "Alternative",
     "BrokerMisconfigured",
     "BrokerUnavailable",
     "Chunk",
@@ -54,6 +56,7 @@ __all__ = [
     "Result",
     "SamplingParams",
     "Status",
+    "TokenLogprob",
     "UnknownModel",
     "UnsupportedParameter",
     "WorkerRecord",

@@ -4,69 +4,93 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from pilotfish.batch_lines import Request
+from pilotfish.batch_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from pilotfish.result import Result
 from pilotfish_broker.errors import InvalidRequest
-from pilotfish_broker.spec import Status
 
 LINE_ENDS = "\u0085\u2028\u2029"
 
 
 def output_line(request: Request, result: Result) -> dict[str, Any]:
-    """The output line of a request whose job has ended: a response, or an error."""
+    """The output line of a request whose job has ended: a response with all samples, or the error
+    of one of them."""
     line: dict[str, Any] = {
         "id": f"batch_req_{result.job_id}",
         "custom_id": request.custom_id,
         "response": None,
         "error": None,
     }
-    if result.status is Status.SUCCEEDED:
+    bad = result.unsuccessful
+    if bad is None:
         line["response"] = {
             "status_code": 200,
             "request_id": result.job_id,
             "body": _body(request, result),
         }
     else:
-        reason = result.error or f"the job was {result.status}"
-        line["error"] = {"code": str(result.status), "message": reason}
+        reason = bad.error or f"the job was {bad.status}"
+        where = f"sample {bad.sample}: " if result.others else ""
+        line["error"] = {"code": str(bad.status), "message": where + reason}
     return line
 
 
 def _body(request: Request, result: Result) -> dict[str, Any]:
     is_chat = request.kind == "chat"
-    choice: dict[str, Any] = {"index": 0}
-    if is_chat:
-        choice["message"] = {"role": "assistant", "content": result.text}
-    else:
-        choice["text"] = result.text
-    choice |= {"logprobs": None, "finish_reason": result.finish_reason}
-    return {
+    samples = result.samples
+    num_tokens = sum(sample.completion_tokens for sample in samples)
+    body: dict[str, Any] = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{result.job_id}",
         "object": "chat.completion" if is_chat else "text_completion",
-        "created": result.finished_ms // 1000,
+        "created": max(sample.finished_ms for sample in samples) // 1000,
         "model": result.model,
-        "choices": [choice],
+        "choices": [_choice(request, sample) for sample in samples],
         "usage": {
             "prompt_tokens": result.prompt_tokens,
-            "completion_tokens": result.completion_tokens,
-            "total_tokens": result.prompt_tokens + result.completion_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": result.prompt_tokens + num_tokens,
         },
-        "metrics": {"speculative_decoding": _speculation(result)},
+        "metrics": {"speculative_decoding": _speculation(samples, num_tokens)},
+    }
+    if request.params.prompt_logprobs is not None:  # the samples have the prompt in common
+        body["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
+    return body
+
+
+def _choice(request: Request, sample: Result) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": sample.sample}
+    if request.kind == "chat":
+        choice["message"] = {"role": "assistant", "content": sample.text}
+    else:
+        choice["text"] = sample.text
+    return choice | {
+        "logprobs": _logprobs(request, sample),
+        "finish_reason": sample.finish_reason,
     }
 
 
-def _speculation(result: Result) -> dict[str, Any]:
-    rounds = result.rounds
+def _logprobs(request: Request, sample: Result) -> dict[str, Any] | None:
+    if request.params.logprobs is None:
+        return None
+    if request.kind == "chat":
+        return chat_logprobs(sample.logprobs)
+    prompt = sample.prompt_logprobs if request.params.echo else []
+    return completion_logprobs(sample.logprobs, prompt, sample.text)
+
+
+def _speculation(samples: Sequence[Result], num_tokens: int) -> dict[str, Any]:
+    rounds = sum(sample.rounds for sample in samples)
     return {
         "num_spec_steps": rounds,
-        "num_draft_tokens": result.drafted,
-        "num_accepted_draft_tokens": result.accepted,
+        "num_draft_tokens": sum(sample.drafted for sample in samples),
+        "num_accepted_draft_tokens": sum(sample.accepted for sample in samples),
         # committed tokens a round, the target's own token included
-        "mean_acceptance_length": round(result.completion_tokens / rounds, 4) if rounds else None,
+        "mean_acceptance_length": round(num_tokens / rounds, 4) if rounds else None,
     }
 
 

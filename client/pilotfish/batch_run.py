@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -14,6 +14,7 @@ from pilotfish.client import Client
 from pilotfish.patience import Patience
 from pilotfish.result import Result
 from pilotfish.run_state import job_id
+from pilotfish.samples import sample_id
 from pilotfish_broker.records import JobRecord
 from pilotfish_broker.spec import JobSpec
 
@@ -56,11 +57,15 @@ class BatchRun:
     watch: Callable[[], None]
 
     def ids(self) -> list[str]:
-        """Job ids of all requests, in the order of the file."""
-        return [job_id(self.key, request.custom_id) for request in self.requests]
+        """Ids of all records: each request's samples, in the order of the file."""
+        return [
+            job
+            for request in self.requests
+            for job in _sample_ids(job_id(self.key, request.custom_id), request)
+        ]
 
     def records(self) -> Iterator[JobRecord | None]:
-        """Records of all requests, in the order of the file, few of them in memory at a time.
+        """All of those records, few of them in memory at a time.
 
         Raises:
             BrokerUnavailable: the server was away for longer than a minute.
@@ -93,12 +98,21 @@ class BatchRun:
             _Loop(self, open_requests).run()
 
 
+def _sample_ids(job: str, request: Request) -> list[str]:
+    return [sample_id(job, sample) for sample in range(request.params.n)]
+
+
 class _Loop:
-    """The state of a run under way: what has not ended, and how far the completions are read."""
+    """The state of a run under way: what has not ended, and how far the completions are read.
+
+    A request is open until its line is written, which takes the end of all its samples.
+    """
 
     def __init__(self, run: BatchRun, open_requests: dict[str, Request]) -> None:
         self._run = run
         self._open = open_requests
+        self._left = {job: set(_sample_ids(job, item)) for job, item in open_requests.items()}
+        self._request_of = {sample: job for job, left in self._left.items() for sample in left}
         self._cursor = "0"
         self._next_look = 0.0
         self._next_reconcile = 0.0
@@ -117,7 +131,7 @@ class _Loop:
         ended = self._run.client.read_completions(
             self._run.key, after=self._cursor, block_seconds=WAIT_SECONDS
         )
-        self._write([completion.job_id for completion in ended])
+        self._note_ends(completion.job_id for completion in ended)
         if ended:
             self._cursor = ended[-1].cursor
             self._next_reconcile = time.monotonic() + RECONCILE_SECONDS
@@ -125,33 +139,57 @@ class _Loop:
             self._look()
             self._next_look = time.monotonic() + LOOK_SECONDS
 
-    def _write(self, ids: list[str]) -> None:
-        wanted = [job for job in dict.fromkeys(ids) if job in self._open]
-        for job, result in zip(wanted, self._run.client.results(wanted), strict=True):
-            if result is None:
-                continue
+    def _note_ends(self, samples: Iterable[str]) -> None:
+        """Write the line of each request of which no sample is left; a repeated end is none."""
+        done = []
+        for sample in samples:
+            job = self._request_of.get(sample)
+            if job in self._left and sample in self._left[job]:
+                self._left[job].remove(sample)
+                if not self._left[job]:
+                    done.append(job)
+        for job, result in zip(done, self._run.client.results(done), strict=True):
             request = self._open[job]
+            if result is None:  # a record has gone since; a later reconciliation sees which
+                self._left[job].update(_sample_ids(job, request))
+                continue
             self._run.output.write(output_line(request, result))
-            del self._open[job]
+            del self._open[job], self._left[job]
             self._run.listener.ended(request, result)
 
     def _reconcile(self) -> None:
         """Submit what has no record (at the start, or because Redis lost it), and collect what
         ended unnoticed."""
-        ids = list(self._open)
-        for start in range(0, len(ids), RECONCILE_JOBS):
-            if start:
+        for number, some in enumerate(self._parts()):
+            if number:
                 self._run.watch()
-            self._reconcile_some(ids[start : start + RECONCILE_JOBS])
+            self._reconcile_some(some)
+
+    def _parts(self) -> Iterator[list[str]]:
+        """Ids of the open requests, as many at a time as have no more than so many samples."""
+        some: list[str] = []
+        size = 0
+        for job, request in list(self._open.items()):
+            if some and size + request.params.n > RECONCILE_JOBS:
+                yield some
+                some, size = [], 0
+            some.append(job)
+            size += request.params.n
+        if some:
+            yield some
 
     def _reconcile_some(self, ids: list[str]) -> None:
-        statuses = self._run.client.statuses(ids)
-        missing = [job for job, status in zip(ids, statuses, strict=True) if status is None]
-        if missing:
-            specs = [self._spec(self._open[job]) for job in missing]
-            self._run.client.submit_many(specs, ids=missing)
-        pairs = zip(ids, statuses, strict=True)
-        self._write([job for job, status in pairs if status is not None and status.is_terminal])
+        samples = [sample for job in ids for sample in _sample_ids(job, self._open[job])]
+        statuses = dict(zip(samples, self._run.client.statuses(samples), strict=True))
+        missing = {}
+        for sample in samples:
+            if statuses[sample] is None:
+                job = self._request_of[sample]
+                missing[job] = self._spec(self._open[job])
+                self._left[job].add(sample)
+        if missing:  # submitted whole: what is there stays as it is
+            self._run.client.submit_many(missing.values(), ids=missing)
+        self._note_ends(s for s, status in statuses.items() if status and status.is_terminal)
 
     def _spec(self, request: Request) -> JobSpec:
         return JobSpec(
@@ -163,5 +201,6 @@ class _Loop:
 
     def _look(self) -> None:
         # few jobs run at a time, whatever the number of those that wait
-        running = self._run.client.running(self._run.model) & self._open.keys()
-        self._run.listener.running(self._run.client.committed(running))
+        running = self._run.client.running(self._run.model)
+        ours = [sample for sample in running if self._request_of.get(sample) in self._open]
+        self._run.listener.running(self._run.client.committed(ours))

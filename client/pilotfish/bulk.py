@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeGuard
 
 from pilotfish.connection import Connection
 from pilotfish.result import Result
+from pilotfish.samples import sample_ids
 from pilotfish_broker.records import JobRecord
 from pilotfish_broker.spec import Status
 from pilotfish_broker.stream import Entry
@@ -22,25 +24,34 @@ def read_records(connection: Connection, ids: Iterable[str]) -> list[JobRecord |
 
 
 def read_results(connection: Connection, ids: Iterable[str]) -> list[Result | None]:
-    """Results by id; None where a job has not ended, or is not known."""
+    """Results by id; None where a job has a sample that has not ended, or is not known."""
     listed = list(ids)
+    firsts = [record for record in read_records(connection, listed) if _has_ended(record)]
+    samples = {record.id: sample_ids(record.id, record.spec) for record in firsts}
+    others = [job for found in samples.values() for job in found[1:]]
+    later = [record for record in read_records(connection, others) if _has_ended(record)]
+    records = {record.id: record for record in [*later, *firsts]}
+    whole = {job: found for job, found in samples.items() if records.keys() >= set(found)}
+    needed = dict.fromkeys(job for found in whole.values() for job in found)
     keys = connection.keys
-    records = read_records(connection, listed)
-    ended = [record for record in records if record is not None and record.status.is_terminal]
-    streams = _pipelined(
-        connection,
-        [record.id for record in ended],
-        lambda pipe, job: pipe.xrange(keys.tokens(job)),
-    )
-    results = {
-        record.id: Result.from_record(record, [Entry.from_fields(fields) for _, fields in raw])
-        for record, (_, raw) in zip(ended, streams, strict=True)
+    streams = {
+        job: [Entry.from_fields(fields) for _, fields in raw]
+        for job, raw in _pipelined(
+            connection, needed, lambda pipe, job: pipe.xrange(keys.tokens(job))
+        )
     }
-    return [results.get(job) for job in listed]
+
+    def result(job: str) -> Result | None:
+        if job not in whole:
+            return None
+        alone = [Result.from_record(records[one], streams[one]) for one in whole[job]]
+        return replace(alone[0], others=tuple(alone[1:]))
+
+    return [result(job) for job in listed]
 
 
 def read_statuses(connection: Connection, ids: Iterable[str]) -> list[Status | None]:
-    """Where jobs stand, by id; None where there is no record. Far cheaper than whole records."""
+    """Where records stand, by id; None where there is none. Far cheaper than whole records."""
     keys = connection.keys
     replies = _pipelined(connection, ids, lambda pipe, job: pipe.hget(keys.job(job), "status"))
     return [None if status is None else Status(status.decode()) for _, status in replies]
@@ -66,6 +77,10 @@ def _pipelined(
                 command(pipeline, job)
             replies = pipeline.execute()
         yield from zip(part, replies, strict=True)
+
+
+def _has_ended(record: JobRecord | None) -> TypeGuard[JobRecord]:
+    return record is not None and record.status.is_terminal
 
 
 def _record(job: str, fields: dict[bytes, bytes]) -> JobRecord | None:

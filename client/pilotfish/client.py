@@ -12,6 +12,7 @@ from pilotfish.completions import Completion, completions, read_completions
 from pilotfish.connection import Connection
 from pilotfish.job import Job
 from pilotfish.result import Result
+from pilotfish.samples import sample_id, spread
 from pilotfish.served import ServedModels
 from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.leases import WorkerRecord, list_workers, live_workers
@@ -102,15 +103,17 @@ class Client:
         group: str = "",
         wait_for_model: bool = False,
     ) -> Job:
-        """Queue one job.
+        """Queue one job, with all samples that `params` ask for.
 
         Args:
             prompt: a text, a list of chat messages ({"role", "content"}) or of token ids.
-            params: how tokens are chosen; greedy with 256 tokens at most where left out.
+            params: how tokens are chosen; greedy with 256 tokens at most where left out. Of its
+                `n` samples the first has the job's id, another ``ID.i``, see :class:`Job`.
             model: served name; may be left out where only one was ever served.
             priority: -100 … 100; a higher one is served first.
             id: job id, for submissions that may be repeated; a fresh one where left out.
-            group: jobs of one group report their end together, see :meth:`completions`.
+            group: jobs of one group report their end together, each sample by itself, see
+                :meth:`completions`.
             wait_for_model: queue it even if no worker has ever served the model.
 
         Raises:
@@ -137,7 +140,8 @@ class Client:
     ) -> list[Job]:
         """Queue many jobs in few round trips; all are checked before the first is written.
 
-        Repeating a submission under the same ids changes nothing.
+        Repeating a submission under the same ids changes nothing. A spec whose `sample` is not 0
+        is that sample alone.
 
         Raises:
             InvalidRequest: refused; where an id belongs to a job with another spec, jobs before
@@ -149,11 +153,14 @@ class Client:
         names = [new_job_id() for _ in listed] if ids is None else list(ids)
         if len(names) != len(listed):
             raise InvalidRequest(f"{len(listed)} jobs, but {len(names)} ids", field="id")
-        for name in names:
-            if not MODEL_NAME.fullmatch(name):
+        pairs = list(zip(names, listed, strict=True))
+        for name, spec in pairs:
+            # the longest of its ids, since each sample but the first has a longer one
+            if not MODEL_NAME.fullmatch(sample_id(name, 0 if spec.sample else spec.params.n - 1)):
                 raise InvalidRequest(f"{name!r} is no job id", field="id")
+        jobs = (job for name, spec in pairs for job in spread(name, spec))
         with self._connection.answering():
-            self._connection.records.submit(zip(names, listed, strict=True))
+            self._connection.records.submit(jobs)
         for model in {spec.model for spec in listed}:
             self._connection.top_up(model)
         return [self.job(name) for name in names]
@@ -163,7 +170,7 @@ class Client:
         return Job(id, self._connection)
 
     def cancel(self, id: str) -> str:
-        """Cancel a job; see :meth:`Job.cancel`."""
+        """Cancel a job, all samples of it; see :meth:`Job.cancel`."""
         return self.job(id).cancel()
 
     def choose_model(self, model: str | None = None) -> str:
@@ -214,11 +221,13 @@ class Client:
         ]
 
     def records(self, ids: Iterable[str]) -> list[JobRecord | None]:
-        """Records of many jobs in few round trips; None where there is none."""
+        """Records by their ids in few round trips; None where there is none. A job with several
+        samples has as many, see :meth:`Job.sample_ids`."""
         return read_records(self._connection, ids)
 
     def statuses(self, ids: Iterable[str]) -> list[Status | None]:
-        """Where many jobs stand; None where there is no record. Cheaper than :meth:`records`."""
+        """Where many records stand, by their ids; None where there is none. Cheaper than
+        :meth:`records`."""
         return read_statuses(self._connection, ids)
 
     def running(self, model: str) -> set[str]:
@@ -228,17 +237,18 @@ class Client:
         return {job.decode() for job in found}
 
     def results(self, ids: Iterable[str]) -> list[Result | None]:
-        """Results of many jobs that have ended; None where a job has not, or is not known."""
+        """Results of many jobs that have ended, all samples in each; None where a job has a
+        sample that has not ended, or is not known."""
         return read_results(self._connection, ids)
 
     def committed(self, ids: Iterable[str]) -> int:
-        """Committed output tokens of some jobs together; unknown ones count nothing."""
+        """Committed output tokens of some records together; unknown ones count nothing."""
         return count_committed(self._connection, ids)
 
     def completions(
         self, group: str, *, after: str = "0", timeout: float | None = None
     ) -> Iterator[Completion]:
-        """Jobs of a group as they end, those that ended before first.
+        """Jobs of a group as they end, those that ended before first; each sample by itself.
 
         Args:
             after: cursor of the last completion that was handled, to go on behind it.

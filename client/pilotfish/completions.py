@@ -12,7 +12,8 @@ from pilotfish_broker.spec import Status
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The end of one job of a group. Reading can go on `after` its cursor."""
+    """The end of one job of a group, or of one sample of it. Reading can go on `after` its
+    cursor."""
 
     job_id: str
     status: Status

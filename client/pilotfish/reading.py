@@ -38,15 +38,14 @@ class Deadline:
         return f"{self._seconds:g} s"
 
 
-def entries(connection: Connection, job: str, timeout: float | None) -> Iterator[Entry]:
+def entries(connection: Connection, job: str, deadline: Deadline) -> Iterator[Entry]:
     """Entries of a job's stream from the first on, the end marker last.
 
     Raises:
         JobNotFound: there is no record of the job, or it went away meanwhile.
-        JobTimeout: `timeout` seconds passed first.
+        JobTimeout: the deadline passed first.
         BrokerUnavailable: the server was away for longer than a short outage.
     """
-    deadline = Deadline(timeout)
     with connection.answering():
         _require(connection, job)
     last: Any = "0"
@@ -66,9 +65,14 @@ def entries(connection: Connection, job: str, timeout: float | None) -> Iterator
                 raise JobTimeout(job, f"job {job} was not done within {deadline}; it goes on")
 
 
+def not_found(job: str) -> JobNotFound:
+    """The error of a job without a record."""
+    return JobNotFound(job, f"there is no job {job}: a wrong id, or its results expired")
+
+
 def _require(connection: Connection, job: str) -> None:
     if not connection.redis.exists(connection.keys.job(job)):
-        raise JobNotFound(job, f"there is no job {job}: a wrong id, or its results expired")
+        raise not_found(job)
 
 
 def _read_patiently(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pilotfish.samples import WORST_FIRST
 from pilotfish_broker.errors import JobCancelled, JobError, JobExpired, JobFailed
+from pilotfish_broker.logprobs import TokenLogprob
 from pilotfish_broker.records import JobRecord
 from pilotfish_broker.spec import Status
 from pilotfish_broker.stream import Entry
@@ -20,16 +22,22 @@ class Chunk:
             they end in half a character.
         token_ids: committed token ids.
         position: place of the first of them among the output tokens.
+        logprobs: log-probabilities of each of the token ids, where the job asked for them.
+        prompt_logprobs: those of the prompt's tokens, None for the first, in one chunk of a job
+            that asked for them.
     """
 
     text: str
     token_ids: list[int]
     position: int
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A job that has ended, whatever way.
+    """A job that has ended, whatever way; where it has several samples, sample 0 of it, which
+    holds the others.
 
     Attributes:
         finish_reason: "stop" or "length" when it succeeded.
@@ -38,6 +46,11 @@ class Result:
         rounds: target passes that committed tokens of this job.
         drafted, accepted: drafted tokens that were verified, and those of them that were kept.
         started_ms, finished_ms: milliseconds of Redis's clock; 0 where it never started.
+        sample: which of the job's samples this is.
+        logprobs: log-probabilities of each of `token_ids`; empty where none were asked for.
+        prompt_logprobs: those of each of the prompt's tokens, None for the first, which nothing
+            comes before; empty where none were asked for.
+        others: the samples after this one, in order; only sample 0 has them.
     """
 
     job_id: str
@@ -53,25 +66,44 @@ class Result:
     accepted: int
     started_ms: int
     finished_ms: int
+    sample: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    others: tuple[Result, ...] = ()
 
     @property
     def completion_tokens(self) -> int:
-        """Output tokens, an end-of-sequence token included."""
+        """Output tokens of this sample, an end-of-sequence token included."""
         return len(self.token_ids)
 
+    @property
+    def samples(self) -> tuple[Result, ...]:
+        """All samples in order, this one first."""
+        return (self, *self.others)
+
+    @property
+    def unsuccessful(self) -> Result | None:
+        """The sample for which the job did not succeed, a failed one before others; None where
+        all did."""
+        worst = min(self.samples, key=lambda sample: WORST_FIRST.index(sample.status))
+        return None if worst.status is Status.SUCCEEDED else worst
+
     def raise_for_status(self) -> Result:
-        """The result itself when the job succeeded.
+        """The result itself when all of its samples succeeded.
 
         Raises:
-            JobFailed, JobCancelled, JobExpired: it did not.
+            JobFailed, JobCancelled, JobExpired: one of them did not.
         """
-        if (error := error_of(self.job_id, self.status, self.error)) is not None:
+        bad = self.unsuccessful or self
+        if (error := error_of(bad.job_id, bad.status, bad.error)) is not None:
             raise error
         return self
 
     @classmethod
-    def from_record(cls, record: JobRecord, entries: Iterable[Entry]) -> Result:
-        """Put a finished record and its token stream together."""
+    def from_record(
+        cls, record: JobRecord, entries: Iterable[Entry], others: Iterable[Result] = ()
+    ) -> Result:
+        """Put a finished record, its token stream and the samples after it together."""
         cursor = Cursor()
         chunks = [cursor.fresh(entry) for entry in entries]
         return cls(
@@ -88,6 +120,10 @@ class Result:
             accepted=record.accepted,
             started_ms=record.started_ms,
             finished_ms=record.finished_ms,
+            sample=record.spec.sample,
+            logprobs=[item for chunk in chunks for item in chunk.logprobs],
+            prompt_logprobs=[item for chunk in chunks for item in chunk.prompt_logprobs],
+            others=tuple(others),
         )
 
 
@@ -112,14 +148,18 @@ class Cursor:
     def __init__(self) -> None:
         self.tokens = 0
         self.characters = 0
+        self._has_prompt = False
 
     def fresh(self, entry: Entry) -> Chunk:
         """The part of an entry that is new; empty for a repeat and for the end marker."""
-        tokens = entry.tokens[max(0, self.tokens - entry.position) :]
+        known = max(0, self.tokens - entry.position)
+        tokens, logprobs = entry.tokens[known:], entry.logprobs[known:]
         text = entry.text[max(0, self.characters - entry.offset) :]
         position = entry.position + len(entry.tokens) - len(tokens)
         if tokens:
             self.tokens = position + len(tokens)
         if text:
             self.characters = entry.offset + len(entry.text)
-        return Chunk(text, tokens, position)
+        prompt = [] if self._has_prompt else entry.prompt_logprobs
+        self._has_prompt = self._has_prompt or bool(prompt)
+        return Chunk(text, tokens, position, logprobs, prompt)

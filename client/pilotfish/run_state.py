@@ -13,7 +13,7 @@ from pathlib import Path
 from pilotfish.folder_lock import take_lock
 from pilotfish_broker.errors import InvalidRequest
 
-FORMAT = 1
+FORMAT = 2
 IDENTITY = "run.json"
 
 

@@ -16,13 +16,14 @@ from pilotfish_broker.records import JobRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Counts over the jobs of a run.
+    """Counts over the jobs of a run, all samples of each together.
 
     Attributes:
-        failed: jobs that ended in another way than well.
+        failed: jobs of which a sample ended in another way than well.
+        prompt_tokens: those of each job once.
         seconds: from the first admission to the last completion, without the pauses between the
             parts of a run that was stopped and continued.
-        rounds: job rounds: target passes that committed tokens, counted for each job.
+        rounds: job rounds: target passes that committed tokens, counted for each sample.
         startup_seconds: until all workers were ready, at the last start of a continued run; 0
             where they ran already.
     """
@@ -44,7 +45,7 @@ class Summary:
 
     @property
     def mean_tokens_per_round(self) -> float:
-        """Tokens that one target pass committed of one job, on average; 1 without drafting."""
+        """Tokens that one target pass committed of one sample, on average; 1 without drafting."""
         return self.completion_tokens / self.rounds if self.rounds else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -59,22 +60,24 @@ class Summary:
 def summarise(
     records: Iterable[JobRecord | None],
     *,
+    jobs: int,
     failed: int,
     startup_seconds: float,
     pauses: Sequence[tuple[int, int]] = (),
 ) -> Summary:
-    """Add up records; those that are gone count as jobs only.
+    """Add up records; those that are gone add nothing.
 
     Args:
+        jobs, failed: how many there were, and how many of them did not succeed.
         pauses: from when to when (milliseconds of Redis's clock) nothing ran, in order.
     """
-    jobs, first, last = 0, 0, 0
+    first, last = 0, 0
     sums: Counter[str] = Counter()
     for record in records:
-        jobs += 1
         if record is None:
             continue
-        sums["prompt"] += len(record.prompt_ids or ())
+        if record.spec.sample == 0:
+            sums["prompt"] += len(record.prompt_ids or ())
         for name in ("committed", "rounds", "drafted", "accepted"):
             sums[name] += getattr(record, name)
         if record.started_ms:

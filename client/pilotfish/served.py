@@ -6,8 +6,14 @@ import time
 
 from pilotfish.connection import Connection
 from pilotfish_broker.errors import UnknownModel
-from pilotfish_broker.models import ModelRecord, check_token_ids, list_models, read_model
-from pilotfish_broker.spec import JobSpec, Prompt
+from pilotfish_broker.models import (
+    ModelRecord,
+    check_params,
+    check_token_ids,
+    list_models,
+    read_model,
+)
+from pilotfish_broker.spec import JobSpec, Prompt, SamplingParams
 
 FRESH_SECONDS = 10.0
 
@@ -66,7 +72,7 @@ class ServedModels:
         """
         if wait_for_model and self._record(spec.model) is None:
             return
-        check_prompt_ids(spec.prompt, self.require(spec.model))
+        check_request(spec.prompt, spec.params, self.require(spec.model))
 
     def _record(self, name: str) -> ModelRecord | None:
         read_at, record = self._records.get(name, (0.0, None))
@@ -78,12 +84,13 @@ class ServedModels:
         return record
 
 
-def check_prompt_ids(prompt: Prompt, record: ModelRecord) -> None:
-    """Check a prompt of token ids against the model; other prompts pass.
+def check_request(prompt: Prompt, params: SamplingParams, record: ModelRecord) -> None:
+    """Check the token ids of a request against the model; a prompt of another kind passes.
 
     Raises:
         InvalidRequest: an id that the model does not have, or no room for an output token.
     """
+    check_params(params, record.vocabulary_size)
     if isinstance(prompt, str) or not isinstance(prompt[0], int):
         return
     check_token_ids(

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from pilotfish.cli import cli, run_command
-from pilotfish.cli.options import WORKER_SETTINGS
+from pilotfish.cli.options import SAMPLING_DEFAULTS, WORKER_SETTINGS
+from pilotfish.cli.submit import read_sampling
 from pilotfish.cli.targets import is_hub_id, with_named_target, with_served_name
 from pilotfish.cli.up import locked
 from pilotfish_broker.errors import ConfigError
+from pilotfish_broker.sampling import SamplingParams
 from pilotfish_broker.settings import Settings
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -64,7 +66,8 @@ def test_a_run_on_an_unreachable_broker_writes_nothing(
         ("{", "line 1: malformed JSON"),
         ('{"prompt": ""}', "line 1: the prompt is empty"),
         ('{"prompt": "x", "max_tokens": 0}', "max_tokens must lie between 1"),
-        ('{"prompt": "x", "top_k": 4}', "'top_k'"),
+        ('{"prompt": "x", "best_of": 4}', "'best_of'"),
+        ('{"prompt": "x", "top_p": 0}', "line 1: top_p must be above 0"),
         ('{"prompt": "x", "model": "gpt-9"}', "model 'gpt-9' is not served here"),
     ],
 )
@@ -90,6 +93,9 @@ def test_a_file_that_cannot_be_served_starts_nothing(
         (["--draft", "/no/where"], "there is no model folder '/no/where'"),
         (["--summary", "/no/where/s.json"], "there is no folder /no/where"),
         (["--verify-workers", "0"], "--verify-workers"),
+        (["--top-p", "1.5"], "pilotfish: top_p must be above 0 and at most 1, not 1.5"),
+        (["--temperature", "warm"], "--temperature"),
+        (["--seed", str(1 << 70)], "pilotfish: seed must lie between"),
         (["--frobnicate"], "--frobnicate"),
     ],
 )
@@ -211,6 +217,66 @@ def test_a_prompt_comes_from_one_place(capsys: pytest.CaptureFixture[str]) -> No
     assert run_command(["submit", "hi", "--file", "x"]) == 2
     assert run_command(["submit", "--file", "/no/where"]) == 1
     assert "/no/where: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--temperature", "-1"], "temperature must lie between 0"),
+        (["-n", "0"], "n must lie between 1 and 128"),
+        (["--rule", "guess"], "rule must be one of rejection, block, coupled, not 'guess'"),
+        (["--stop", ""], "stop holds an empty text"),
+        (["--top-k", "few"], "--top-k"),
+    ],
+)
+def test_a_wrong_sampling_option_is_named_before_the_broker_is_asked(
+    capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert run_command(["submit", "hi", "--broker", NOBODY, *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "json_schema is no valid JSON"), ("[]", "json_schema must be a JSON object")],
+)
+def test_a_file_that_is_no_schema_is_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(text)
+    assert run_command(["submit", "hi", "--json-schema", str(path), "--broker", NOBODY]) == 2
+    assert said in capsys.readouterr().err
+    assert run_command(["submit", "hi", "--json-schema", "/no/where", "--broker", NOBODY]) == 1
+    assert "/no/where: No such file" in capsys.readouterr().err
+
+
+def test_submit_reads_every_sampling_option(tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "integer"}')
+    typed = "--max-tokens 9 --temperature 0.5 --top-p 0.9 --top-k 7 --min-p 0.1 --seed -3 -n 2"
+    typed += " --stop a --stop b --rule block"
+    submit = cli.commands["submit"]
+    context = submit.make_context("submit", [*typed.split(), "--json-schema", str(path), "hi"])
+    assert read_sampling(context.params) == SamplingParams(
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        seed=-3,
+        n=2,
+        stop=("a", "b"),
+        rule="block",
+        json_schema='{"type":"integer"}',
+    )
+    assert read_sampling(submit.make_context("submit", ["hi"]).params) == SamplingParams()
+
+
+def test_the_sampling_options_of_run_are_those_of_submit() -> None:
+    for name in ("run", "submit"):
+        words = {word for parameter in cli.commands[name].params for word in parameter.opts}
+        assert {f"--{option.replace('_', '-')}" for option in SAMPLING_DEFAULTS} <= words, name
 
 
 def test_worker_options_are_the_same_words_everywhere() -> None:

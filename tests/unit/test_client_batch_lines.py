@@ -77,10 +77,11 @@ def test_the_limit_of_the_command_line_is_for_lines_without_one() -> None:
         (b'{"prompt": "x", "max_tokens": 0}', "max_tokens must lie between 1"),
         (b'{"prompt": "x", "max_tokens": true}', "max_tokens must be a whole number"),
         (b'{"prompt": "x", "max_completion_tokens": 3}', "'max_completion_tokens'"),
-        (b'{"prompt": "x", "top_k": 3, "tools": []}', "'top_k', 'tools'"),
-        (b'{"prompt": "x", "n": 2}', "'n' (here 2"),
-        (b'{"prompt": "x", "n": true}', "'n' (here True"),
-        (b'{"prompt": "x", "temperature": 0.7}', "temperature 0.7 asks for sampling"),
+        (b'{"prompt": "x", "best_of": 3, "tools": []}', "parameters 'best_of', 'tools'; supported"),
+        (b'{"prompt": "x", "n": 0}', "n must lie between 1"),
+        (b'{"prompt": "x", "n": true}', "n must be a whole number"),
+        (b'{"prompt": "x", "temperature": -0.7}', "temperature must lie between 0"),
+        (b'{"prompt": "x", "stop": "\\udfff"}', "half of a character pair"),
         (b'{"prompt": "x", "custom_id": 3}', "custom_id must be a text"),
         (b'{"prompt": "x", "custom_id": ""}', "custom_id must be a text"),
         (b'{"prompt": "x", "model": 3}', "model must be a text"),
@@ -113,6 +114,9 @@ def test_a_line_that_cannot_be_served_says_why(raw: bytes, said: str) -> None:
         {"logprobs": False},
         {"logprobs": None},
         {"tools": None},
+        {"stop": []},
+        {"logit_bias": {}},
+        {"response_format": {"type": "text"}},
     ],
 )
 def test_what_changes_nothing_is_accepted(extra: dict[str, Any]) -> None:
@@ -188,6 +192,13 @@ names = st.sampled_from(
         "n",
         "stop",
         "stream",
+        "logprobs",
+        "top_logprobs",
+        "logit_bias",
+        "bad_words",
+        "response_format",
+        "json_schema",
+        "echo",
     ]
 )
 

@@ -38,16 +38,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def record(job: str, started_ms: int, finished_ms: int) -> JobRecord:
+def record(job: str, started_ms: int, finished_ms: int, spec: bytes = SPEC) -> JobRecord:
     fields = {"status": "succeeded", "committed": 10, "rounds": 5, "drafted": 8, "accepted": 5}
     fields |= {"started_ms": started_ms, "finished_ms": finished_ms}
     raw = {name.encode(): str(value).encode() for name, value in fields.items()}
-    return JobRecord.from_hash(job, {**raw, b"spec": SPEC, b"prompt_ids": bytes(8)})
+    return JobRecord.from_hash(job, {**raw, b"spec": spec, b"prompt_ids": bytes(8)})
 
 
 def test_an_uninterrupted_run_takes_from_the_first_admission_to_the_last_completion() -> None:
     records = [record("a", 5_000, 9_000), None, record("b", 6_000, 12_500)]
-    summary = summarise(iter(records), failed=1, startup_seconds=2.0)
+    summary = summarise(iter(records), jobs=3, failed=1, startup_seconds=2.0)
     assert summary.seconds == 7.5
     assert (summary.jobs, summary.failed, summary.prompt_tokens) == (3, 1, 4)
     assert (summary.completion_tokens, summary.rounds) == (20, 10)
@@ -56,7 +56,16 @@ def test_an_uninterrupted_run_takes_from_the_first_admission_to_the_last_complet
 
 
 def test_without_a_record_there_is_no_time() -> None:
-    assert summarise([None], failed=0, startup_seconds=0).seconds == 0
+    assert summarise([None], jobs=1, failed=0, startup_seconds=0).seconds == 0
+
+
+def test_samples_are_one_job_with_one_prompt() -> None:
+    params = SamplingParams(n=3)
+    specs = [JobSpec(model="m", prompt="hi", params=params, sample=sample) for sample in range(3)]
+    records = [record("a", 5_000, 9_000 + sample, specs[sample].to_bytes()) for sample in range(3)]
+    summary = summarise(records, jobs=1, failed=0, startup_seconds=0)
+    assert (summary.jobs, summary.prompt_tokens, summary.completion_tokens) == (1, 2, 30)
+    assert (summary.rounds, summary.mean_tokens_per_round) == (15, 2.0)
 
 
 @pytest.mark.parametrize(

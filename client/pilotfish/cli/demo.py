@@ -76,7 +76,9 @@ def answer(plan: StackPlan, max_tokens: int) -> int:
         kinds = dict(zip(jobs, PROMPTS, strict=True))
         results = _collect(stack, display, kinds, console)
         failed = sum(bool(result.error) for result in results.values())
-        summary = summarise(stack.client.records(jobs), failed=failed, startup_seconds=startup)
+        summary = summarise(
+            stack.client.records(jobs), jobs=len(jobs), failed=failed, startup_seconds=startup
+        )
         stack.mark_complete()
     console.print(_table(plan.settings, {kinds[job]: results[job] for job in jobs}, summary))
     console.print(f"workers were ready after {startup:.1f} s")

@@ -21,6 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 FROM_ENVIRONMENT = "env"
 SERVERS = ("PILOTFISH_BROKER_URL", "PILOTFISH_DATA_URL")
 BROKER_SETTINGS = ("broker_url", "namespace")
+#: Sampling parameters that `run` takes for lines that do not give them, and `submit` for its job.
+SAMPLING_DEFAULTS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 WORKER_SETTINGS = (
     "target",
     "draft",
@@ -64,6 +66,25 @@ def embeddable_broker_options(function: F) -> F:
 def worker_options(function: F) -> F:
     """What a worker loads, and how it runs."""
     return _stack(_WORKER_OPTIONS)(function)
+
+
+def sampling_options(when: str = "") -> Callable[[F], F]:
+    """How tokens are chosen; left out means "not given". `when` follows each explanation."""
+
+    def option(word: str, kind: type, metavar: str, text: str, default: str) -> Any:
+        shown = f"{text}{when}.  [default: {default}]"
+        return click.option(word, type=kind, metavar=metavar, help=shown)
+
+    return _stack(
+        [
+            option("--max-tokens", int, "N", "Most tokens of an output", "256"),
+            option("--temperature", float, "T", "0 takes the likeliest token", "0"),
+            option("--top-p", float, "P", "Draw from the likeliest with P of the mass", "1"),
+            option("--top-k", int, "K", "Draw from the K likeliest; 0: from all", "0"),
+            option("--min-p", float, "P", "Drop what is below P times the likeliest", "0"),
+            option("--seed", int, "N", "The same seed, the same tokens", "none"),
+        ]
+    )
 
 
 def stack_options(function: F) -> F:

@@ -76,13 +76,13 @@ class RunDisplay:
     def ended(self, request: Request, result: Result) -> None:
         """Count a request that has ended, and say why where it failed."""
         self.count(result)
-        if result.error:
-            self.note(f"{request.custom_id}: {result.error}")
+        if (bad := result.unsuccessful) is not None and bad.error:
+            self.note(f"{request.custom_id}: {bad.error}")
 
     def count(self, result: Result) -> None:
         """Count a job that has ended."""
         self._done += 1
-        self._tokens_ended += result.completion_tokens
+        self._tokens_ended += sum(sample.completion_tokens for sample in result.samples)
         self._tokens = max(self._tokens, self._tokens_ended)
         self._bar.update(self._task, completed=self._done, speed=self._speed())
 

@@ -12,7 +12,9 @@ from click.core import ParameterSource
 
 from pilotfish.batch_lines import read_requests
 from pilotfish.cli.options import (
+    SAMPLING_DEFAULTS,
     embeddable_broker_options,
+    sampling_options,
     settings_from,
     stack_options,
     without_servers,
@@ -22,6 +24,7 @@ from pilotfish.cli.running import RunPlan, run_deployed, run_embedded
 from pilotfish.cli.signals import unwinding
 from pilotfish.run_summary import check_place
 from pilotfish_broker.errors import InvalidRequest
+from pilotfish_broker.sampling import SamplingParams
 
 #: What the workers of a deployment were started with; `run --broker` cannot change it.
 WORKERS_CHOICE = (
@@ -40,13 +43,8 @@ WORKERS_CHOICE = (
 @click.command()
 @click.argument("source", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False))
 @click.option("-o", "--output", required=True, metavar="OUT.jsonl", type=click.Path(dir_okay=False))
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Limit for requests that set none.  [default: 256]",
-)
 @click.option("--summary", metavar="FILE", help="Write counts and speed to FILE, as JSON.")
+@sampling_options("; for requests that set none")
 @stack_options
 @worker_options
 @embeddable_broker_options
@@ -66,9 +64,10 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
       {"custom_id": "a1", "method": "POST", "url": "/v1/chat/completions",
        "body": {"messages": […], "max_completion_tokens": 64}}
 
-    Lines without custom_id are called line-1, line-2 and so on. Decoding is greedy: temperature
-    may be left out or 0, and parameters that are not honoured are refused by name. A line of
-    OUT.jsonl is an OpenAI batch output line; the order is that of completion.
+    Lines without custom_id are called line-1, line-2 and so on. A line may set any sampling
+    parameter, in OpenAI's words or in ours; what is not honoured is refused by name. Without a
+    temperature decoding is greedy. A line of OUT.jsonl is an OpenAI batch output line; the order
+    is that of completion.
 
     \b
     Example:
@@ -78,9 +77,8 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
     if not is_embedded:
         refuse_given(click.get_current_context(), WORKERS_CHOICE)
     settings = settings_from(options, without_servers() if is_embedded else os.environ)
-    defaults: dict[str, Any] = {}
-    if options["max_tokens"] is not None:
-        defaults["max_tokens"] = options["max_tokens"]
+    defaults = {name: options[name] for name in SAMPLING_DEFAULTS if options[name] is not None}
+    SamplingParams.from_mapping(defaults)  # a wrong one is named once, not for each line
     if not is_embedded:  # workers of our own have it as their setting
         defaults["speculation"] = settings.speculation
     requests = read_requests(Path(source), defaults)
@@ -93,7 +91,7 @@ def run(source: str, output: str, summary: str | None, **options: Any) -> int:
         summary=path,
         requests=requests,
         settings=settings,
-        max_tokens=options["max_tokens"],
+        defaults=defaults,
         is_embedded=is_embedded,
         verify_workers=options["verify_workers"],
         draft_workers=options["draft_workers"],

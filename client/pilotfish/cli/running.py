@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pilotfish.batch_lines import Request, check_each
 from pilotfish.batch_output import OutputFile, repair
 from pilotfish.batch_run import BatchRun
+from pilotfish.cli.options import SAMPLING_DEFAULTS
 from pilotfish.cli.progress import RunDisplay
 from pilotfish.cli.targets import with_named_target, with_prepared_target
 from pilotfish.client import Client
@@ -19,7 +21,7 @@ from pilotfish.embedded import EmbeddedStack, StackPlan
 from pilotfish.run_clock import RunClock
 from pilotfish.run_state import RunState, input_digest
 from pilotfish.run_summary import Summary, summarise, write_json
-from pilotfish.served import check_prompt_ids
+from pilotfish.served import check_request
 from pilotfish_broker.connection import display as display_url
 from pilotfish_broker.errors import ConfigError, InvalidRequest
 from pilotfish_broker.models import ModelRecord
@@ -32,14 +34,18 @@ RESULT_TTL_SECONDS = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A run as it was asked for, its input checked as far as the file alone allows."""
+    """A run as it was asked for, its input checked as far as the file alone allows.
+
+    Attributes:
+        defaults: sampling parameters for the requests that do not give them.
+    """
 
     source: Path
     output: Path
     summary: Path | None
     requests: Sequence[Request]
     settings: Settings
-    max_tokens: int | None
+    defaults: Mapping[str, Any]
     is_embedded: bool
     verify_workers: int = 1
     draft_workers: int = 1
@@ -54,8 +60,9 @@ class RunPlan:
             "target": str(settings.target),
             "model": str(settings.model),
             "speculation": str(settings.speculation),
-            "max-tokens": str(self.max_tokens),
         }
+        for name in SAMPLING_DEFAULTS:
+            identity[name.replace("_", "-")] = str(self.defaults.get(name))
         if self.is_embedded:  # else the deployment has its own
             identity |= {
                 "draft": settings.draft,
@@ -90,12 +97,16 @@ class RunPlan:
         check_each(self.source, self.requests, check)
 
     def check_tokens(self, record: ModelRecord) -> None:
-        """Refuse prompts of token ids that the model cannot take.
+        """Refuse requests with token ids that the model cannot take.
 
         Raises:
             InvalidBatch: there are some.
         """
-        check_each(self.source, self.requests, lambda item: check_prompt_ids(item.prompt, record))
+        check_each(
+            self.source,
+            self.requests,
+            lambda item: check_request(item.prompt, item.params, record),
+        )
 
 
 def run_embedded(plan: RunPlan) -> int:
@@ -208,6 +219,7 @@ def _finish(
         failed = sum(not succeeded for succeeded in output.finished.values())
     summary = summarise(
         batch.records(),
+        jobs=len(plan.requests),
         failed=failed,
         startup_seconds=timing.startup_seconds,
         pauses=timing.pauses,

@@ -10,6 +10,7 @@ import click
 
 from pilotfish.cli.options import broker_options, client_from
 from pilotfish.client import Client
+from pilotfish.samples import overall, sample_ids
 from pilotfish_broker.records import JobRecord
 
 
@@ -18,7 +19,7 @@ from pilotfish_broker.records import JobRecord
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @broker_options
 def status(job: str | None, as_json: bool, **options: Any) -> None:
-    """Show workers and queues, or where one job stands.
+    """Show workers and queues, or where one job and each of its samples stands.
 
     \b
     Example:
@@ -26,20 +27,52 @@ def status(job: str | None, as_json: bool, **options: Any) -> None:
       pilotfish status 5f0c1d…
     """
     with client_from(options) as client:
-        values = (
-            _describe_job(client.job(job).record()) if job is not None else _describe_all(client)
-        )
+        values = _describe_all(client) if job is None else _describe_job(client, job)
     if as_json:
         click.echo(json.dumps(values, ensure_ascii=False, indent=2))
     elif job is not None:
-        for name, value in values.items():
-            click.echo(f"{name:<16}{value}")
+        _show_job(values)
     else:
         _show_tables(values)
 
 
-def _describe_job(record: JobRecord) -> dict[str, Any]:
-    """What a reader wants to know of a job."""
+def _describe_job(client: Client, job: str) -> dict[str, Any]:
+    """What a reader wants to know of a job: its own record, and where its samples stand."""
+    record = client.job(job).record()
+    values = _describe_record(record)
+    ids = sample_ids(job, record.spec)
+    if len(ids) == 1:
+        return values
+    # a sample that ended long ago may be gone already
+    others = [found for found in client.records(ids[1:]) if found is not None]
+    samples = [record, *others]
+    return {
+        **values,
+        "status": overall(sample.status for sample in samples),
+        "samples": [
+            {
+                "id": sample.id,
+                "status": sample.status,
+                "committed": sample.committed,
+                "finish_reason": sample.finish_reason,
+                "error": sample.error,
+            }
+            for sample in samples
+        ],
+    }
+
+
+def _show_job(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if name != "samples":
+            click.echo(f"{name:<16}{value}")
+    for sample in values.get("samples", ()):
+        reason = sample["error"] or sample["finish_reason"]
+        words = f"{sample['status']}, {sample['committed']} tokens"
+        click.echo(f"{sample['id']:<32}{words}{f', {reason}' if reason else ''}")
+
+
+def _describe_record(record: JobRecord) -> dict[str, Any]:
     shown = asdict(record)
     for name in ("spec", "prompt_ids"):
         del shown[name]
@@ -50,6 +83,9 @@ def _describe_job(record: JobRecord) -> dict[str, Any]:
         "group": record.spec.group,
         "prompt_tokens": len(record.prompt_ids or ()),
         "max_tokens": record.spec.params.max_tokens,
+        "temperature": record.spec.params.temperature,
+        "rule": record.spec.params.chosen_rule,
+        "sample": record.spec.sample,
     }
 
 
