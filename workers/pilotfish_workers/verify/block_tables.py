@@ -62,11 +62,17 @@ class BlockTables:
 
     # --- sharing -------------------------------------------------------------------------------
 
-    def computed(self, sequence: Sequence) -> None:
-        """Offer others what is computed: `num_computed` tokens, all committed, none drafted."""
+    def computed(self, sequence: Sequence) -> bool:
+        """Offer others what is computed: `num_computed` tokens, all committed, none drafted.
+
+        Returns:
+            whether that is more than was offered before.
+        """
         full = sequence.num_computed // self._pool.block_size
-        if full and sequence.blocks[full - 1] not in self._index:
-            self._index.add(sequence.tokens[: sequence.num_computed], sequence.blocks)
+        if not full or sequence.blocks[full - 1] in self._index:
+            return False
+        self._index.add(sequence.tokens[: sequence.num_computed], sequence.blocks)
+        return True
 
     def find(self, sequence: Sequence) -> list[int]:
         """Blocks that a sequence without any can begin with: never those of all its tokens, since

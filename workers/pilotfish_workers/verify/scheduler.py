@@ -30,9 +30,6 @@ class Scheduler:
     that a long prompt never holds the others up. When blocks run out, the last sequence in order
     (lowest priority, then youngest) loses its blocks and waits to be computed again. What
     sequences have in common at their beginning is computed once.
-
-    Attributes:
-        awaits_prefix: somebody waits for nothing but what is computed for another right now.
     """
 
     def __init__(self, pool: BlockPool, prefill_tokens: int) -> None:
@@ -41,8 +38,9 @@ class Scheduler:
         self._arrivals = 0
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
-        self.awaits_prefix = False
         self.num_preempted = 0
+        self._now = 0.0
+        self._is_prefix_awaited = False
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether a sequence of so many tokens fits when it is alone."""
@@ -65,7 +63,8 @@ class Scheduler:
         """The next pass, in order; empty when nobody is ready."""
         work: list[Work] = []
         budget = self._prefill_tokens
-        self._admit(now)
+        self._now = now
+        self._admit()
         for sequence in sorted(self.running, key=lambda item: item.order):
             if sequence not in self.running or not sequence.is_ready(now):
                 continue  # preempted meanwhile, or waiting for its proposal
@@ -83,28 +82,30 @@ class Scheduler:
         return work
 
     def computed(self, sequence: Sequence) -> None:
-        """Note that a pass has computed `num_computed` tokens; before drafts count among them."""
-        self.tables.computed(sequence)
+        """Note that a pass has computed `num_computed` tokens. Call it before drafts count among
+        them, and before the sequence ends: those that waited for its prompt take it over here."""
+        if self.tables.computed(sequence) and self._is_prefix_awaited:
+            self._admit()
 
     def trim(self, sequence: Sequence) -> None:
         """Give back the blocks that only rejected tokens needed."""
         self.tables.trim(sequence)
 
-    def _admit(self, now: float) -> None:
+    def _admit(self) -> None:
         """Let in whoever fits beside the running ones; with less than that, a prompt would be
         computed again and again, each time preempted before it is done. Who begins like a prompt
         that is computed ahead of it waits for that, and what it will need is kept for it."""
         free = self.tables.num_free - sum(map(self.tables.missing, self.running))
-        self.awaits_prefix = False
+        self._is_prefix_awaited = False
         for sequence in list(self.waiting):
             shared = self.tables.find(sequence)
-            num_coming = self.tables.num_coming(sequence, self.running, now)
+            num_coming = self.tables.num_coming(sequence, self.running, self._now)
             need = self.tables.missing(sequence) - max(num_coming, len(shared))
             if self.running and need > free:
                 return
             free -= need
             if num_coming > len(shared):
-                self.awaits_prefix = True
+                self._is_prefix_awaited = True
                 continue
             self.tables.begin(sequence, shared)
             self.waiting.remove(sequence)
