@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WORD = 1 << 64
-# A word's upper 52 bits become the fraction of a float64 in [1, 2). Less this, it is the middle of
-# one of 2⁵² equal parts of (0, 1), exactly; with 53 bits the last middle would be rounded to 1.
-_BELOW_ONE = 1 - 2.0**-53
+# A word's upper 52 bits name one of 2⁵² equal parts of (0, 1); its middle is the random number,
+# exactly. With 53 bits the middle of the last part would be rounded to 1.
+_UNUSED_BITS = 12
+_HALF_PART = 2.0**-53
 _EXPONENT = np.uint64(0x3FF0000000000000)
 
 
@@ -43,8 +44,18 @@ class Coins:
     """
 
     def __init__(self, seed: int, sample: int = 0) -> None:
-        self._key = np.array([seed % _WORD, sample % _WORD], dtype=np.uint64)
-        self._philox = np.random.Philox(key=self._key)
+        key = np.array([seed % _WORD, sample % _WORD], dtype=np.uint64)
+        self._philox = np.random.Philox(key=key)
+        self._counter = np.zeros(4, dtype=np.uint64)
+        # to set the state is several times cheaper than to make a generator
+        self._state = {
+            "bit_generator": "Philox",
+            "state": {"counter": self._counter, "key": key},
+            "buffer": np.zeros(4, dtype=np.uint64),
+            "buffer_pos": 4,  # nothing is left over from another counter
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
 
     @classmethod
     def of_job(cls, job: str, seed: int | None, sample: int) -> Coins:
@@ -55,39 +66,33 @@ class Coins:
 
     def token(self, position: int) -> float:
         """In (0, 1), for the emitted token at an output position."""
-        return float(self._uniforms(Purpose.TOKEN, position, 0, 1)[0])
+        return self._uniform(Purpose.TOKEN, position, 0)
 
     def accept(self, position: int, base: int) -> float:
         """In (0, 1), for the test of the drafted token at a position in the round at `base`."""
-        return float(self._uniforms(Purpose.ACCEPT, position, base, 1)[0])
+        return self._uniform(Purpose.ACCEPT, position, base)
 
     def draft(self, position: int, base: int) -> float:
         """In (0, 1), for a drafter's draw at a position in the round at `base`."""
-        return float(self._uniforms(Purpose.DRAFT, position, base, 1)[0])
+        return self._uniform(Purpose.DRAFT, position, base)
 
     def noise(self, position: int, size: int) -> NDArray[np.float64]:
         """float64 `[size]` in (0, 1), one for each token of the vocabulary, for `coupled`'s draw
         at a position; a longer vocabulary only adds to it."""
-        return self._uniforms(Purpose.TOKEN, position, 0, size)
-
-    def _uniforms(
-        self, purpose: Purpose, position: int, base: int, size: int
-    ) -> NDArray[np.float64]:
-        # to set the state is several times cheaper than to make a generator
-        self._philox.state = {
-            "bit_generator": "Philox",
-            "state": {
-                "counter": np.array([0, position, base, purpose], dtype=np.uint64),
-                "key": self._key,
-            },
-            "buffer": np.zeros(4, dtype=np.uint64),
-            "buffer_pos": 4,  # nothing is left of another counter
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
+        self._turn_to(Purpose.TOKEN, position, 0)
         words = np.asarray(self._philox.random_raw(size), dtype=np.uint64)
-        words >>= np.uint64(12)
+        # the same numbers as `_uniform`, without a slow conversion: the bits become the fraction
+        # of a number in [1, 2)
+        words >>= np.uint64(_UNUSED_BITS)
         words |= _EXPONENT
         uniforms = words.view(np.float64)
-        uniforms -= _BELOW_ONE
+        uniforms -= 1 - _HALF_PART
         return uniforms
+
+    def _uniform(self, purpose: Purpose, position: int, base: int) -> float:
+        self._turn_to(purpose, position, base)
+        return float(self._philox.random_raw() >> _UNUSED_BITS) * 2 * _HALF_PART + _HALF_PART
+
+    def _turn_to(self, purpose: Purpose, position: int, base: int) -> None:
+        self._counter[:] = (0, position, base, purpose)
+        self._philox.state = self._state

@@ -33,13 +33,12 @@ class SparseLaw:
     @property
     def probabilities(self) -> NDArray[np.float64]:
         """float64 `[m]`, their sum is 1."""
-        weights = self.weights.astype(np.float64)
         # no sum of float32 numbers overflows float64
-        return np.asarray(weights / weights.sum(), dtype=np.float64)
+        return self.weights / self.weights.sum(dtype=np.float64)
 
     def probability(self, token: int) -> float:
         """Of one token."""
-        return float(self.probabilities[self.ids == token].sum())
+        return float(self.weights[self.ids == token].sum() / self.weights.sum(dtype=np.float64))
 
     def draw(self, uniform: float) -> int:
         """The token at a point of (0, 1), by the inverse of the cumulated probabilities."""
