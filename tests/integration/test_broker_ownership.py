@@ -201,7 +201,10 @@ def test_a_commit_with_log_probabilities_is_appended_once(bench: Bench) -> None:
     before = bench.dump()
     assert worker.commit("a", 1, 0, [1], "x", **details) == "already"
     # computed again, the last digits may differ; the tokens decide
-    details["logprobs"] = pack_logprobs(known(1, logprob=-0.5000001))
+    details = {
+        "logprobs": pack_logprobs(known(1, logprob=-0.5000001)),
+        "prompt_logprobs": pack_logprobs(known(7, logprob=-0.4999999)),
+    }
     assert worker.commit("a", 1, 0, [1], "x", **details) == "already"
     assert worker.commit("a", 1, 0, [2], "x", **details) == "fenced"
     assert bench.dump() == before
