@@ -4,11 +4,13 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers.decoders import ByteLevel
 from transformers import AutoTokenizer
 
+from pilotfish_broker.sampling import SamplingParams
 from pilotfish_workers.model.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -16,6 +18,7 @@ from pilotfish_workers.model.detokenizer import (
     byte_alphabet,
 )
 from pilotfish_workers.model.errors import TextError
+from pilotfish_workers.model.grammar import GrammarConstraint, Grammars
 
 __all__ = ["Detokenizer", "Text"]
 
@@ -37,6 +40,7 @@ class Text:
         self._alphabet = byte_alphabet()
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         self._is_byte_level = isinstance(getattr(backend, "decoder", None), ByteLevel)
+        self._grammars: dict[tuple[int, tuple[int, ...]], Grammars] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -118,6 +122,19 @@ class Text:
         if not found:
             raise TextError(f"the word {word!r} has no tokens in this model's vocabulary")
         return list(found)
+
+    def constraint(
+        self, params: SamplingParams, *, vocab_size: int, eos_ids: Sequence[int]
+    ) -> GrammarConstraint | None:
+        """What the structured output of one job allows; see `Grammars.compile`.
+
+        Args:
+            vocab_size: rows of the model's output layer.
+            eos_ids: tokens that end an output by the model's configuration.
+        """
+        grammars = Grammars(self, self._is_hidden, vocab_size=vocab_size, eos_ids=eos_ids)
+        # the first of several threads wins, since its tree of tokens is expensive
+        return self._grammars.setdefault((vocab_size, tuple(eos_ids)), grammars).compile(params)
 
     def _inside(self, token_id: int) -> bytes:
         """What a decoder that is not byte-level makes of one token behind another."""
