@@ -9,6 +9,7 @@ from typing import Any
 from pilotfish_broker.connection import connect
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.leases import Leases
+from pilotfish_broker.logprobs import TokenLogprob, pack_logprobs
 from pilotfish_broker.models import ModelRecord, write_model
 from pilotfish_broker.ownership import Commit, Ending, Identity, Ownership, Tail
 from pilotfish_broker.spec import Status
@@ -45,9 +46,30 @@ class Speaker:
         assert self.own.admit(job, epoch, prompt, "f") == "ok"
         return epoch
 
-    def commit(self, job: str, epoch: int, length: int, tokens: list[int], text: str) -> int:
-        """Commit one round at `length`; gives the length reached."""
-        tail = Tail(job, epoch, length, tokens, text, drafted=2, accepted=len(tokens) - 1)
+    def commit(
+        self,
+        job: str,
+        epoch: int,
+        length: int,
+        tokens: list[int],
+        text: str,
+        *,
+        logprobs: Sequence[TokenLogprob] = (),
+        prompt: Sequence[TokenLogprob] = (),
+    ) -> int:
+        """Commit one round at `length`; gives the length reached. `prompt`: log-probabilities of
+        the prompt's tokens from the second on."""
+        tail = Tail(
+            job,
+            epoch,
+            length,
+            tokens,
+            text,
+            drafted=2,
+            accepted=len(tokens) - 1,
+            logprobs=pack_logprobs(logprobs) if logprobs else b"",
+            prompt_logprobs=pack_logprobs(prompt) if prompt else b"",
+        )
         assert self.own.commit([Commit(tail)]) == ["ok"]
         return length + len(tokens)
 

@@ -30,12 +30,13 @@ def completion_logprobs(
         prompt: of the echoed prompt's tokens, None for the first; empty where it is not echoed.
         text: the visible text.
     """
-    known = [*(item for item in prompt if item is not None), *items]
+    following = [item for item in prompt if item is not None]
+    known = [*following, *items]
     raw = [item.chosen.text for item in known]
     tokens: list[str] = [token_text(part) for part in raw]
     logprobs: list[float | None] = [_finite(item.chosen.logprob) for item in known]
     tops: list[dict[str, float] | None] = [_top(item) for item in known]
-    first = _first_token(text, b"".join(raw)) if prompt else ""
+    first = _first_token(text, raw[: len(following)], raw[len(following) :]) if prompt else ""
     offsets = _offsets(raw, start=len(first), most=len(text))
     if prompt:
         tokens, logprobs, tops = [first, *tokens], [None, *logprobs], [None, *tops]
@@ -108,12 +109,12 @@ def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-def _first_token(text: str, following: bytes) -> str:
-    """What the prompt's first token stands for in an echoed text; it has no log-probability that
-    would say so. Nothing where that cannot be told, as with a mark that has no text."""
-    rest = following.decode(errors="replace")
+def _first_token(text: str, prompt: Sequence[bytes], output: Sequence[bytes]) -> str:
+    """What the prompt's first token stands for in an echoed text, of which it has no record; the
+    other tokens' bytes are given. Nothing where it cannot be told, as with a mark without text."""
+    needed = b"".join(prompt).decode(errors="replace")
+    most = b"".join([*prompt, *output]).decode(errors="replace")  # a stop may have cut the text
     for length in range(min(len(text), LONGEST_TOKEN) + 1):
-        # most places fail at once, without a copy of the whole
-        if rest.startswith(text[length : length + 64]) and rest.startswith(text[length:]):
+        if text.startswith(needed, length) and most.startswith(text[length:]):
             return text[:length]
     return ""

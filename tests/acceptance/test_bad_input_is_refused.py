@@ -43,9 +43,16 @@ def check_refused(folder: Path, lines: str, options: list[str], status: int, *wo
 BAD_LINES = [
     ('{"prompt": ""}', "empty"),
     ('{"prompt": []}', "empty"),
-    ('{"prompt": "x", "top_p": 0.5}', "'top_p'"),
-    ('{"prompt": "x", "temperature": 0.7}', "temperature 0.7"),
+    ('{"prompt": "x", "top_p": 1.5}', "top_p must be above 0 and at most 1"),
+    ('{"prompt": "x", "temperature": -0.7}', "temperature must lie between 0"),
+    ('{"prompt": "x", "n": 129}', "n must lie between 1 and 128"),
     ('{"prompt": "x", "best_of": 2}', "'best_of'"),
+    ('{"prompt": "x", "suffix": "y", "stream": true}', "'suffix', 'stream'"),
+    ('{"messages": [{"role": "user", "content": "x"}], "tools": []}', "'tools'"),
+    ('{"messages": [{"role": "user", "content": "x"}], "echo": true}', "'echo'"),
+    ('{"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}', "needs logprobs"),
+    ('{"prompt": "x", "response_format": {"type": "xml"}}', "response_format: it must have"),
+    ('{"prompt": "x", "regex": "a", "grammar": "b"}', "regex and grammar cannot be combined"),
     ('{"prompt": "x", "max_tokens": 0}', "max_tokens must lie between 1 and"),
     ('{"prompt": "x", "speculation": 99}', "speculation must lie between 1 and"),
     ('{"prompt": "x"', "malformed JSON"),
@@ -75,6 +82,7 @@ def test_a_line_for_another_model_is_named(tmp_path: Path) -> None:
         (["--target", "./no/such/folder"], ["no model folder './no/such/folder'"]),
         ([*SIMULATED, "--slots", "0"], ["PILOTFISH_SLOTS='0'", "between 1 and"]),
         ([*SIMULATED, "--speculation", "17"], ["PILOTFISH_SPECULATION='17'"]),
+        ([*SIMULATED, "--top-k", "-2"], ["top_k must lie between -1 and"]),
         ([*SIMULATED, "--broker", "http://127.0.0.1"], ["PILOTFISH_BROKER_URL", "redis://"]),
     ],
 )
@@ -118,8 +126,10 @@ def test_token_ids_beyond_the_context_or_vocabulary_are_refused(
 ) -> None:
     long = json.dumps({"prompt": [1] * CONTEXT})
     strange = json.dumps({"prompt": [1, 512]})
-    words = f"{CONTEXT} tokens", f"context of {CONTEXT}", "line 2", "token id 512"
-    check_refused(tmp_path, f"{long}\n{strange}\n", fleet.broker, BAD_INPUT, *words)
+    biased = json.dumps({"prompt": "x", "logit_bias": {"512": 1}})
+    words = f"{CONTEXT} tokens", f"context of {CONTEXT}", "line 2", "token id 512", "line 3"
+    lines = f"{long}\n{strange}\n{biased}\n"
+    check_refused(tmp_path, lines, fleet.broker, BAD_INPUT, *words, "logit_bias has the token id")
 
 
 def test_a_text_beyond_the_context_fails_alone_with_the_reason_in_its_line(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pilotfish.result import Result
 from pilotfish.run_state import job_id
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.records import JobRecords
-from pilotfish_broker.spec import Status
+from pilotfish_broker.spec import SamplingParams, Status
 from tests.client_kit import CONTEXT, MODEL, VOCABULARY, Background, Speaker, serve_model
 from tests.conftest import Valkey
 
@@ -35,7 +36,8 @@ WAIT_SECONDS = 30
 
 
 class Parrot:
-    """A fleet of one worker that answers each job with its own prompt, one job at a time."""
+    """A fleet of one worker that answers each job with its own prompt, one job at a time; a sample
+    of several with its number too."""
 
     def __init__(self, url: str, keys: Keys, most: int = 1_000_000) -> None:
         self.speaker = Speaker(url, keys)
@@ -58,8 +60,10 @@ class Parrot:
         epoch = self.speaker.begin(job)
         record = self._records.get(job)
         text = str(record.spec.prompt)
+        if record.spec.params.n > 1:
+            text += f"#{record.spec.sample}"
         self.answered[text] += 1
-        if text == "fail":
+        if text in ("fail", "fail#1"):
             self.speaker.end(job, epoch, 0, Status.FAILED, "no luck", record.spec.group)
             return
         length = self.speaker.say(job, epoch, [([1, 2], text), ([3], "!")])
@@ -140,17 +144,67 @@ def test_failed_requests_become_error_lines_and_status_1(
     assert "1 of 2 jobs failed" in capsys.readouterr().err
 
 
+def test_all_samples_of_a_request_are_choices_of_one_line(
+    tmp_path: Path,
+    redis_url: str,
+    parrot: Parrot,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pilotfish.batch_run.RECONCILE_JOBS", 7)
+    lines = [{"prompt": f"p{n}", "n": 3, "temperature": 1, "seed": n} for n in range(9)]
+    source, output = write(tmp_path, *lines, {"prompt": "alone"}, {"prompt": "fail", "n": 2})
+    summary = tmp_path / "summary.json"
+    arguments = [source, "-o", str(output), "--broker", redis_url, "--summary", str(summary)]
+    assert run(parrot, *arguments) == 1
+    assert "1 of 11 jobs failed" in capsys.readouterr().err
+    answers = read(output)
+    assert len(answers) == 11
+    for n in range(9):
+        body = answers[f"line-{n + 1}"]["response"]["body"]
+        choices = [(choice["index"], choice["text"]) for choice in body["choices"]]
+        assert choices == [(sample, f"p{n}#{sample}!") for sample in range(3)]
+        assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 9, "total_tokens": 11}
+        assert body["metrics"]["speculative_decoding"]["num_spec_steps"] == 6
+    assert len(answers["line-10"]["response"]["body"]["choices"]) == 1
+    assert answers["line-11"]["error"] == {"code": "failed", "message": "sample 1: no luck"}
+    counts = json.loads(summary.read_text())
+    assert (counts["jobs"], counts["failed"], counts["prompt_tokens"]) == (11, 1, 22)
+    assert counts["completion_tokens"] == 3 * (9 * 3 + 1 + 1)
+
+
+def test_the_options_of_run_are_for_lines_that_do_not_say(
+    tmp_path: Path, redis_url: str, redis_client: Any, keys: Keys, parrot: Parrot
+) -> None:
+    source, output = write(tmp_path, {"prompt": "a"}, {"prompt": "b", "temperature": 0, "seed": 2})
+    typed = "--temperature 0.8 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 1 --max-tokens 7"
+    options = typed.split()
+    assert run(parrot, source, "-o", str(output), "--broker", redis_url, *options) == 0
+    records = JobRecords(redis_client, keys, 60)
+    jobs = [line["id"].removeprefix("batch_req_") for line in read(output).values()]
+    params = {record.spec.prompt: record.spec.params for record in map(records.get, jobs)}
+    asked = SamplingParams(
+        temperature=0.8, top_p=0.9, top_k=5, min_p=0.1, seed=1, max_tokens=7, speculation="auto"
+    )
+    assert params == {"a": asked, "b": replace(asked, temperature=0, seed=2)}
+
+
+@pytest.mark.parametrize("samples", [1, 3])
 def test_a_killed_run_continues_with_exactly_what_is_missing(
     tmp_path: Path,
     redis_url: str,
     redis_client: Any,
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    samples: int,
 ) -> None:
     serve_model(redis_client, keys)
-    source, output = write(tmp_path, *({"prompt": f"p{n}"} for n in range(30)))
+    lines = ({"prompt": f"p{n}", "n": samples} for n in range(30))
+    source, output = write(tmp_path, *lines)
     arguments = [source, "-o", str(output), "--broker", redis_url]
-    first = Parrot(redis_url, keys, most=12)
+    # of more than one sample, the thirteenth request is left half done
+    first = Parrot(redis_url, keys, most=12 * samples + samples // 2)
     code = "from pilotfish.cli import main; main()"
     with Background(first.run):
         command = subprocess.Popen([sys.executable, "-c", code, "run", *arguments])
@@ -166,8 +220,9 @@ def test_a_killed_run_continues_with_exactly_what_is_missing(
     output.write_bytes(before[:-20])  # the twelfth line was torn by the crash
 
     monkeypatch.setenv("PILOTFISH_DRAFT", "off")  # of workers; it does not shape this run
-    changed = run_command(["run", *arguments, "--max-tokens", "7"])
-    assert changed == 2
+    for other in (["--max-tokens", "7"], ["--temperature", "0.5"], ["--seed", "1"]):
+        assert run_command(["run", *arguments, *other]) == 2
+        assert f"(different: {other[0][2:]})" in capsys.readouterr().err
     assert output.read_bytes() == before[:-20]
 
     second = Parrot(redis_url, keys)
@@ -175,8 +230,50 @@ def test_a_killed_run_continues_with_exactly_what_is_missing(
     second.speaker.close()
     assert set(read(output)) == {f"line-{n}" for n in range(1, 31)}
     assert output.read_bytes().startswith(before[: before[:-20].rfind(b"\n") + 1])
+    numbers = [""] if samples == 1 else [f"#{sample}" for sample in range(samples)]
+    for line in read(output).values():
+        texts = [choice["text"] for choice in line["response"]["body"]["choices"]]
+        assert [text.lstrip("p0123456789") for text in texts] == [f"{n}!" for n in numbers]
     answered = first.answered + second.answered
-    assert answered == Counter({f"p{n}": 1 for n in range(30)})
+    assert answered == Counter({f"p{n}{number}": 1 for n in range(30) for number in numbers})
+
+
+def test_a_sample_that_the_server_lost_is_made_again_and_no_other(
+    tmp_path: Path,
+    redis_url: str,
+    redis_client: Any,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pilotfish.batch_run.RECONCILE_SECONDS", 0.2)
+    serve_model(redis_client, keys)
+    source, output = write(tmp_path, {"prompt": "a", "n": 3})
+    parrot = Parrot(redis_url, keys, most=2)
+
+    def lose_then_serve() -> None:
+        """The record of a sample goes after its end has been told of."""
+        with Background(parrot.run):
+            until(lambda: sum(parrot.answered.values()) == 2)
+            time.sleep(0.5)  # until the run has read of the ends; the test holds as well if not
+            parrot.stopped.set()
+        lost = next(
+            job
+            for job in redis_client.keys("pf:job:*")
+            if b":tokens" not in job and redis_client.hget(job, "status") == b"succeeded"
+        )
+        redis_client.delete(lost, lost + b":tokens")
+        parrot.stopped.clear()
+        parrot._most = 100
+        parrot.run()
+
+    with Background(lose_then_serve):
+        status = run_command(["run", source, "-o", str(output), "--broker", redis_url])
+        parrot.stopped.set()
+    parrot.speaker.close()
+    assert status == 0
+    choices = read(output)["line-1"]["response"]["body"]["choices"]
+    assert [choice["text"] for choice in choices] == ["a#0!", "a#1!", "a#2!"]
+    assert sorted(parrot.answered.values()) == [1, 1, 2]
 
 
 def test_jobs_that_the_server_lost_are_submitted_again(
