@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +54,16 @@ def read(kind: str, **body: Any) -> SamplingParams:
 
 def test_every_parameter_of_ours_has_a_case() -> None:
     assert set(OTHERS) == {item.name for item in fields(SamplingParams)}
+
+
+def test_the_readme_gives_every_parameter_and_each_number_that_is_its_default() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("\n## Sampling\n")[2].partition("\n## ")[0]
+    for item in fields(SamplingParams):
+        assert f"`{item.name}`" in section, item.name
+        shown = re.search(rf"`{item.name}` \(([^:)]*)", section)
+        if shown is not None and isinstance(item.default, int | float):
+            assert shown[1] == f"{json.dumps(item.default):.5}".removesuffix(".0"), item.name
 
 
 @pytest.mark.parametrize("name", OTHERS)
