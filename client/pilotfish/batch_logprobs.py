@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,22 +31,18 @@ def completion_logprobs(
         prompt: of the echoed prompt's tokens, None for the first; empty where it is not echoed.
         text: the visible text.
     """
-    following = [item for item in prompt if item is not None]
+    first, following = prompt[:1], [item for item in prompt if item is not None]
     known = [*following, *items]
-    raw = [item.chosen.text for item in known]
-    tokens: list[str] = [token_text(part) for part in raw]
-    logprobs: list[float | None] = [_finite(item.chosen.logprob) for item in known]
-    tops: list[dict[str, float] | None] = [_top(item) for item in known]
-    first = _first_token(text, raw[: len(following)], raw[len(following) :]) if prompt else ""
-    offsets = _offsets(raw, start=len(first), most=len(text))
-    if prompt:
-        tokens, logprobs, tops = [first, *tokens], [None, *logprobs], [None, *tops]
-        offsets = [0, *offsets]
+    before = _text(following)
+    word = _first_token(text, before, _text(items)) if first else ""
+    offsets = [0 for _ in first]
+    offsets += [len(word) + offset for offset in _offsets(following)]
+    offsets += [len(word) + len(before) + offset for offset in _offsets(items)]
     return {
-        "tokens": tokens,
-        "token_logprobs": logprobs,
-        "top_logprobs": tops,
-        "text_offset": offsets,
+        "tokens": [word for _ in first] + [token_text(item.chosen.text) for item in known],
+        "token_logprobs": [*first, *(_finite(item.chosen.logprob) for item in known)],
+        "top_logprobs": [*first, *map(_top, known)],
+        "text_offset": [min(offset, len(text)) for offset in offsets],
     }
 
 
@@ -94,27 +91,29 @@ def _finite(logprob: float) -> float:
     return max(logprob, LEAST)
 
 
-def _offsets(raw: Sequence[bytes], *, start: int, most: int) -> list[int]:
-    """Where each token begins in the text: at the character that it is, or is a part of."""
-    offsets = []
-    for part in raw:
-        is_inside = bool(part) and _continues(part[0])
-        offsets.append(max(0, min(start - is_inside, most)))
-        start += sum(not _continues(byte) for byte in part)
+def _text(items: Sequence[TokenLogprob]) -> str:
+    """What tokens stand for together; prompt and output are decoded each by itself."""
+    return b"".join(item.chosen.text for item in items).decode(errors="replace")
+
+
+def _offsets(items: Sequence[TokenLogprob]) -> list[int]:
+    """Where each token begins in their text: at the character that it is, or is a part of."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, length = [], 0
+    for item in items:
+        text, (pending, _) = item.chosen.text, decoder.getstate()
+        # what does not go on with half a character makes a character of that half
+        is_broken = bool(pending and text) and text[0] & 0xC0 != 0x80
+        offsets.append(length + is_broken)
+        length += len(decoder.decode(text))
     return offsets
 
 
-def _continues(byte: int) -> bool:
-    """Whether a byte of UTF-8 is not the first of its character."""
-    return byte & 0xC0 == 0x80
-
-
-def _first_token(text: str, prompt: Sequence[bytes], output: Sequence[bytes]) -> str:
-    """What the prompt's first token stands for in an echoed text, of which it has no record; the
-    other tokens' bytes are given. Nothing where it cannot be told, as with a mark without text."""
-    needed = b"".join(prompt).decode(errors="replace")
-    most = b"".join([*prompt, *output]).decode(errors="replace")  # a stop may have cut the text
+def _first_token(text: str, prompt: str, output: str) -> str:
+    """What the prompt's first token stands for in an echoed text, of which there is no record; the
+    other tokens' texts are given. Nothing where it cannot be told, as with a mark without text."""
+    most = prompt + output  # a stop may have cut the text
     for length in range(min(len(text), LONGEST_TOKEN) + 1):
-        if text.startswith(needed, length) and most.startswith(text[length:]):
+        if text.startswith(prompt, length) and most.startswith(text[length:]):
             return text[:length]
     return ""

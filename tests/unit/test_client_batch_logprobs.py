@@ -98,6 +98,15 @@ def test_a_token_inside_a_character_begins_where_the_character_does() -> None:
     assert bytes(chat_logprobs(items)["content"][1]["bytes"]) == b"\x82"
 
 
+def test_bytes_that_are_no_text_stand_for_the_marks_that_are_shown_for_them() -> None:
+    items = [at("a"), at(b"\xad"), at(b"\xff\xe2"), at("b")]
+    assert completion_logprobs(items, [], "a\ufffd\ufffd\ufffdb")["text_offset"] == [0, 1, 2, 4]
+    half = at("€".encode()[:2])  # ends the prompt, and its other half begins the output
+    found = completion_logprobs([at("€".encode()[2:]), at("b")], [None, half], "x\ufffd\ufffdb")
+    assert found["tokens"] == ["x", "bytes:\\xe2\\x82", "bytes:\\xac", "b"]
+    assert found["text_offset"] == [0, 1, 2, 3]
+
+
 @given(st.lists(st.text(min_size=1, max_size=4), max_size=8))
 def test_offsets_are_where_whole_tokens_stand(parts: list[str]) -> None:
     text = "".join(parts)
