@@ -22,6 +22,11 @@ from pilotfish_workers.model.loading import (
 from pilotfish_workers.model.memory import default_kv_tokens
 from pilotfish_workers.model.packed_pass import run_pass
 from pilotfish_workers.model.pass_plan import build_plan
+from pilotfish_workers.speculative.accept import Outcome
+from pilotfish_workers.speculative.best import best_tokens
+from pilotfish_workers.speculative.draw import draw_tokens
+from pilotfish_workers.speculative.judge import judge
+from pilotfish_workers.speculative.sampler import Case, Draw, Drawn
 
 __all__ = ["ModelRunner"]
 
@@ -98,44 +103,62 @@ class ModelRunner:
         plan = build_plan(rows, self.pool.block_size, self.kv.zero_slot, self._device)
         return run_pass(self._model, plan, self.kv)
 
+    @torch.inference_mode()
     def greedy(self, rows: Sequence[Rows]) -> list[list[int]]:
         """One packed pass; see `Model.greedy`."""
-        results = self._greedy_once(rows)
-        for number, row in enumerate(rows):
-            if row.num_logits > 1 and BAD_LOGITS in results[number]:
-                results[number] = self._greedy_stepwise(row)
-        return results
+        best = best_tokens(self.forward(rows))
+        result, start = [], 0
+        for row in rows:
+            mine = best[start : start + row.num_logits]
+            start += row.num_logits
+            if BAD_LOGITS in mine[:-1]:
+                mine = best_tokens(self._stepwise(row, 1))
+            result.append(mine)
+        return result
 
     @torch.inference_mode()
-    def _greedy_once(self, rows: Sequence[Rows]) -> list[list[int]]:
+    def verify(self, rows: Sequence[Rows], cases: Sequence[Case | None]) -> list[Outcome | None]:
+        """One packed pass as the target; see `Model.verify`."""
         logits = self.forward(rows)
-        if logits.shape[0] == 0:
-            return [[] for _ in rows]
-        best = logits.argmax(dim=-1, keepdim=True)
-        # argmax ranks NaN highest, then +inf: if the best one is finite, all logits are usable
-        is_usable = logits.gather(1, best).isfinite()
-        ids = torch.where(is_usable, best, BAD_LOGITS).squeeze(1).tolist()
-        results = []
-        for row in rows:
-            results.append(ids[: row.num_logits])
-            ids = ids[row.num_logits :]
-        return results
+        best = best_tokens(logits)
+        start = 0
+        for row, case in zip(rows, cases, strict=True):
+            end = start + row.num_logits
+            num_drafted = 0 if case is None else len(case.drafted)
+            if num_drafted and BAD_LOGITS in best[start : end - 1]:
+                logits[start:end] = self._stepwise(row, row.num_logits - num_drafted)
+                best[start:end] = best_tokens(logits[start:end])
+            start = end
+        return judge(logits, best, cases, [row.num_logits for row in rows])
 
-    def _greedy_stepwise(self, row: Rows) -> list[int]:
-        """The same row, token by token.
+    @torch.inference_mode()
+    def draw(self, rows: Sequence[Rows], draws: Sequence[Draw | None]) -> list[Drawn | None]:
+        """One packed pass as a drafter; see `Model.draw`."""
+        wanted = [one for one in draws if one is not None]
+        for row, one in zip(rows, draws, strict=True):
+            if row.num_logits != (one is not None):
+                raise ModelError(f"{row.num_logits} logits for {'no' if one is None else 'a'} draw")
+        drawn = iter(draw_tokens(self.forward(rows), wanted))
+        return [None if one is None else next(drawn) for one in draws]
+
+    def _stepwise(self, row: Rows, num_sure: int) -> torch.Tensor:
+        """The same row's logits `[num_logits, vocab]`, token by token from the `num_sure`-th on.
 
         In one kernel call NaN of a later token reaches earlier ones through the mask (NaN minus
         infinity is NaN). A drafted token that breaks the model must not fail the job that rejects
-        it, so what looks broken is judged again as plain decoding would have seen it.
+        it, so what looks broken is computed again as plain decoding would have done it.
         """
-        first = len(row.tokens) - row.num_logits + 1
-        result: list[int] = []
-        for begin, end in [(0, first), *((i, i + 1) for i in range(first, len(row.tokens)))]:
-            part = Rows(row.tokens[begin:end], row.start + begin, row.blocks, 1)
-            result += self._greedy_once([part])[0]
-            if result[-1] == BAD_LOGITS:
-                break  # every later token attends to this one
-        return result + [BAD_LOGITS] * (row.num_logits - len(result))
+        first = len(row.tokens) - row.num_logits + num_sure
+        parts = [self.forward([Rows(row.tokens[:first], row.start, row.blocks, num_sure)])]
+        for index in range(first, len(row.tokens)):
+            if best_tokens(parts[-1])[-1] == BAD_LOGITS:
+                # every later token attends to this one
+                rest = (len(row.tokens) - index, self.info.vocab_size)
+                parts.append(parts[-1].new_full(rest, torch.nan))
+                break
+            step = Rows(row.tokens[index : index + 1], row.start + index, row.blocks, 1)
+            parts.append(self.forward([step]))
+        return torch.cat(parts)
 
     def _check(self, row: Rows) -> None:
         end = row.start + len(row.tokens)

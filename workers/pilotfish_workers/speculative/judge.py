@@ -1,0 +1,165 @@
+"""What a target's pass decides: every sequence by its own rule, all of them in few operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from pilotfish_workers.speculative.accept import (
+    BAD_LOGITS,
+    NOTHING_ALLOWED,
+    Outcome,
+    accept_greedy,
+)
+from pilotfish_workers.speculative.best import best_tokens, why_none
+from pilotfish_workers.speculative.by_law import judge_by_law
+from pilotfish_workers.speculative.chain import ChainRow, apply_chain
+from pilotfish_workers.speculative.gumbel import gumbel_argmax
+from pilotfish_workers.speculative.judged_rows import JudgedRows
+from pilotfish_workers.speculative.logprobs import Scored, token_logprobs
+from pilotfish_workers.speculative.sampler import Case
+from pilotfish_workers.speculative.target_laws import take_rows
+
+__all__ = ["judge"]
+
+
+def judge(
+    logits: torch.Tensor,
+    best: Sequence[int],
+    cases: Sequence[Case | None],
+    counts: Sequence[int],
+) -> list[Outcome | None]:
+    """Judge every case by its sampler's rule.
+
+    A row that is unusable, or whose chain leaves nothing, ends what is judged: if it is reached
+    the outcome's token says so. It does no harm behind a rejected token.
+
+    Args:
+        logits: `[M, V]`, any float type; they stay as they are.
+        best: M tokens, `best_tokens(logits)`.
+        cases: what to judge, each on its rows.
+        counts: how many rows each has, one after the other; M in all.
+
+    Raises:
+        ValueError: rows and cases do not fit together.
+    """
+    if not sum(counts) == len(best) == logits.shape[0]:
+        raise ValueError(f"{sum(counts)} rows wanted, {logits.shape[0]} there, {len(best)} best")
+    parts = JudgedRows.split(cases, counts)
+    chained = []
+    for part in parts:
+        if part is None:
+            continue
+        if BAD_LOGITS in best[part.start : part.judged]:
+            part.outcome = Outcome(0, BAD_LOGITS)
+        elif part.needs_chain:
+            chained.append(part)
+        elif part.case.is_judged:
+            targets = best[part.judged : part.judged + part.num_rows]
+            part.outcome = accept_greedy(part.case.drafted, targets)
+    if chained:
+        _judge_chained(logits, best, chained)
+    _add_logprobs(logits, [part for part in parts if part is not None])
+    return [None if part is None else part.outcome for part in parts]
+
+
+def _judge_chained(logits: torch.Tensor, best: Sequence[int], parts: Sequence[JudgedRows]) -> None:
+    """Decide where the chain has a say; one call of it for all rows."""
+    rows: list[int] = []
+    chain_rows: list[ChainRow] = []
+    for part in parts:
+        _keep_usable(part, best, logits.shape[1])
+        part.place = len(rows)
+        rows += range(part.judged, part.judged + part.num_rows)
+        chain_rows += _chain_rows(part)
+    if not rows:
+        for part in parts:
+            part.outcome = Outcome(0, part.ending)
+        return
+    chained = apply_chain(take_rows(logits, rows), chain_rows)
+    tokens = best_tokens(chained)
+    by_law = []
+    for part in parts:
+        mine = tokens[part.place : part.place + part.num_rows]
+        if BAD_LOGITS in mine:
+            index = mine.index(BAD_LOGITS)
+            part.end_at(index, why_none(chained[part.place + index]))
+        rule = part.case.sampler.rule
+        if rule == "greedy":
+            part.outcome = _follow(part, mine.__getitem__)
+        elif rule == "coupled":
+            part.outcome = _follow(part, _coupled(part, chained))
+        else:
+            by_law.append(part)
+    if by_law:
+        judge_by_law(chained, by_law)
+
+
+def _keep_usable(part: JudgedRows, best: Sequence[int], vocab_size: int) -> None:
+    mine = best[part.judged : part.judged + part.num_rows]
+    if BAD_LOGITS in mine:
+        part.end_at(mine.index(BAD_LOGITS), BAD_LOGITS)
+    for index, token in enumerate(part.drafted):
+        if token >= vocab_size:
+            # it is judged, and cannot be accepted: its own row is as good as none
+            part.end_at(index + 1, NOTHING_ALLOWED)
+
+
+def _chain_rows(part: JudgedRows) -> list[ChainRow]:
+    drafted = tuple(part.case.drafted[: max(0, part.num_rows - 1)])
+    sampler = part.case.sampler
+    masks = sampler.masks(drafted) if part.num_rows else None
+    return [
+        ChainRow(sampler, drafted[:index], None if masks is None else masks[index])
+        for index in range(part.num_rows)
+    ]
+
+
+def _follow(part: JudgedRows, choose: Callable[[int], int]) -> Outcome:
+    """Accept drafted tokens for as long as they are what the target chooses after those before."""
+    drafted = part.drafted
+    for index in range(part.num_rows):
+        token = choose(index)
+        if index == len(drafted) or drafted[index] != token:
+            return Outcome(index, token)
+    return Outcome(part.num_rows, part.ending)
+
+
+def _coupled(part: JudgedRows, chained: torch.Tensor) -> Callable[[int], int]:
+    sampler, base = part.case.sampler, part.case.sampler.position
+    return lambda index: gumbel_argmax(chained[part.place + index], sampler.coins, base + index)
+
+
+def _add_logprobs(logits: torch.Tensor, parts: Sequence[JudgedRows]) -> None:
+    wanted: list[Scored] = []
+    spans = []
+    for part in parts:
+        prompt, output = _prompt_tokens(part), _output_tokens(part)
+        if prompt or output:
+            start = len(wanted)
+            wanted += prompt + output
+            spans.append((part, start, start + len(prompt), len(wanted)))
+    found = token_logprobs(logits, wanted)
+    for part, start, middle, end in spans:
+        part.outcome = replace(
+            part.outcome,
+            scored=found[start:middle] if middle > start else None,
+            logprobs=found[middle:end] if end > middle else None,
+        )
+
+
+def _prompt_tokens(part: JudgedRows) -> list[Scored]:
+    num_top = part.case.sampler.params.prompt_logprobs or 0
+    return [Scored(row, token, num_top) for row, token in enumerate(part.case.scored, part.start)]
+
+
+def _output_tokens(part: JudgedRows) -> list[Scored]:
+    num_top = part.case.sampler.params.logprobs
+    if num_top is None:
+        return []
+    tokens = part.outcome.tokens(part.case.drafted)
+    return [
+        Scored(row, token, num_top) for row, token in enumerate(tokens, part.judged) if token >= 0
+    ]
