@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.sampling import STRUCTURES, SamplingParams
+from pilotfish_workers.model.errors import TextError
 from pilotfish_workers.model.grammar_constraint import GrammarConstraint, GrammarError, bits
 from pilotfish_workers.model.grammar_source import reason, to_lark
 
@@ -93,13 +94,9 @@ class Grammars:
     def _compile(self, field: str, source: str) -> GrammarConstraint:
         lark = to_lark(field, source)
         vocabulary = self._ready(field)
-        try:
-            made = GrammarConstraint(vocabulary, lambda: _build(field, lark, vocabulary.tokenizer))
-            first = made.masks([], [])
-        except GrammarError as error:
-            raise InvalidRequest(str(error), field=field) from error
-        if not first.any():
-            raise InvalidRequest(f"no text can follow this {_NAMES[field]}", field=field)
+        made = GrammarConstraint(vocabulary, lambda: _build(field, lark, vocabulary.tokenizer))
+        if not made.masks([], []).any():
+            raise _refusal(field, made.trouble)
         return made
 
     def _ready(self, field: str) -> _Vocabulary:
@@ -116,7 +113,11 @@ class Grammars:
                 "name it as eos_token_id in the model's generation_config.json",
                 field=field,
             )
-        written = b"".join(map(self._words.token_bytes, self._words.word_ids(_SAMPLE)[0]))
+        try:
+            ids = self._words.word_ids(_SAMPLE)[0]
+        except TextError:  # it cannot even write the sample
+            ids = ()
+        written = b"".join(map(self._words.token_bytes, ids))
         if written.removeprefix(b" ") != _SAMPLE.encode():
             raise InvalidRequest(
                 "structured output needs tokens that stand for the same bytes wherever they are, "
@@ -170,9 +171,12 @@ def _build(field: str, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
     limits = LLParserLimits(verbose_errors=False)
     matcher = _with_room(lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=limits))
     if matcher.is_error():
-        told = reason(field, matcher.get_error())
-        raise InvalidRequest(f"this {_NAMES[field]} cannot be used: {told}", field=field)
+        raise _refusal(field, reason(field, matcher.get_error()))
     return matcher
+
+
+def _refusal(field: str, told: str) -> InvalidRequest:
+    return InvalidRequest(f"this {_NAMES[field]} cannot be used: {told}", field=field)
 
 
 def _with_room(call: Callable[[], LLMatcher]) -> LLMatcher:

@@ -18,8 +18,8 @@ __all__ = ["GrammarConstraint", "GrammarError", "Vocabulary", "bits"]
 
 
 class GrammarError(PilotfishError):
-    """An output does not follow its own grammar, or to follow it takes more than the limits. It
-    is this job's fault alone; where the message speaks of limits, simplify the grammar."""
+    """A stored output does not follow its job's own grammar. It concerns this job alone: submit
+    it again."""
 
 
 class Vocabulary(Protocol):
@@ -73,6 +73,15 @@ class GrammarConstraint:
             self._matcher = self._build()
         self._forget()
 
+    @property
+    def trouble(self) -> str:
+        """Why the last call allowed nothing from some row on, if not for a drafted token."""
+        told = reason("", self._matcher.get_error())
+        # to the library, a place that nothing leads on from is an error too
+        if told in ("", "NoExtensionBias"):
+            return "no text can follow it"
+        return f"it takes more than the limits: {told}"
+
     def _forget(self) -> None:
         self._base = 0  # tokens of the output that are settled
         self._ahead: list[int] = []  # tokens behind them that the parser has taken
@@ -83,30 +92,32 @@ class GrammarConstraint:
         """See `Constraint.masks`. Of `output` only what is new is read.
 
         All end-of-sequence tokens are allowed where the grammar accepts. Behind one, and where
-        nothing else can follow, they alone are. Rows behind a drafted token that is not allowed
-        are zero, and so are rows behind drafted tokens that would take more than the limits.
+        nothing else can follow, they alone are. Rows are zero behind a drafted token that is not
+        allowed, where the grammar leads nowhere, and from where on it would take more than
+        llguidance's limits; see `trouble`.
 
         Raises:
-            GrammarError: `output` does not follow the grammar, or what may follow it would take
-                more than the limits; the same at every further call with that output.
+            GrammarError: `output` does not follow the grammar; never by tokens that these masks
+                allowed. The same at every further call with that output.
         """
         if self._matcher.is_error() or len(output) < self._base:
             self.rewind()
-        new = output[self._base :]
-        self._settle(new, drafted)
         rows = np.zeros((len(drafted) + 1, self._vocabulary.ends.size), np.int32)
+        if not self._settle(output[self._base :], drafted):
+            return rows
         for place in range(len(rows)):
             if place > len(self._ahead) and not self._take(drafted[place - 1]):
                 break
             if place == len(self._rows) and not self._look(rows[place]):
                 break
             rows[place] = self._rows[place]
-        if not self._rows:
-            raise self._too_complex(len(output))
         return rows
 
-    def _settle(self, new: Sequence[int], drafted: Sequence[int]) -> None:
-        """Take new output for good, and go back to what of `drafted` has been taken before."""
+    def _settle(self, new: Sequence[int], drafted: Sequence[int]) -> bool:
+        """Take new output for good, and go back to what of `drafted` has been taken before.
+
+        False where it would take more than the limits.
+        """
         wanted = [*new, *drafted]
         known = min(len(self._ahead), max(0, len(self._rows) - 1))
         same = 0
@@ -115,15 +126,16 @@ class GrammarConstraint:
         self._return_to(same)
         for token in new[same:]:
             if not self._take(token):
-                where = self._base + len(self._ahead)
                 if self._matcher.is_error():
-                    raise self._too_complex(where)
+                    return False
                 raise GrammarError(
-                    f"token {token} at position {where} of the output breaks the job's own "
-                    "grammar: the output is damaged, or was begun under another grammar"
+                    f"token {token} at position {self._base + len(self._ahead)} of the output "
+                    "does not follow the job's own grammar: the stored output is damaged; submit "
+                    "the job again"
                 )
         self._base += len(new)
         del self._ahead[: len(new)], self._rows[: len(new)]
+        return True
 
     def _return_to(self, place: int) -> None:
         """Undo the tokens ahead from `place` on."""
@@ -173,10 +185,3 @@ class GrammarConstraint:
             found |= self._vocabulary.ends
         self._rows.append(found)
         return True
-
-    def _too_complex(self, length: int) -> GrammarError:
-        told = reason("", self._matcher.get_error())
-        return GrammarError(
-            f"after {length} tokens the output's grammar takes more than the limits: {told}; "
-            "simplify it"
-        )

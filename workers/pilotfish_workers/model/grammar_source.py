@@ -20,12 +20,15 @@ _NO_BROKEN_ESCAPE: Final = re.compile(r"(?:[^\\]|\\.)*", re.DOTALL)
 _ESCAPE_OR_END: Final = re.compile(r"\\?\n|\\.|/")
 _LARK: Final = re.compile(
     # strings, comments and expressions hide what is in them
-    r'"(?:\\.|[^"\\])+"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/'
-    r'|(?P<token><[^<>\s]+>)|(?P<end>\b(?:stop|suffix)\s*=\s*"")|(?P<warmth>\btemperature\s*=)'
+    r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/'
+    r'|(?P<token><[^<>\s]+>)|(?P<end>\bsuffix\s*=\s*"")'
+    r"|(?P<onward>\b(?:stop|max_tokens)\s*=)|(?P<warmth>\btemperature\s*=)"
 )
 _REFUSED: Final = {
     "token": "it names the special token {}; a grammar is over text, without special tokens",
     "end": "it has {}; an end-of-sequence token ends the output, never a part of it",
+    "onward": "it has {}, which cannot be taken back when a draft is rejected; use suffix=, or a "
+    "count as in /.{{0,20}}/",
     "warmth": "it sets a temperature; set it for the whole job",
 }
 
