@@ -239,6 +239,13 @@ def test_a_stop_string_complete_too_early_is_passed_over_and_the_next_one_counts
     assert early.push([1, 1, 1, 0]) == Pushed(3, "b", True), "it may begin before the third token"
 
 
+def test_what_was_passed_over_in_a_run_of_bytes_stays_so_after_a_crash() -> None:
+    output = piecewise(stop=("\n",), min_tokens=2)
+    output.resume([PIECES.index("<0A>")])
+    assert output.push([0]) == Pushed(1, "\na", False)
+    assert output.push([PIECES.index("<0A>")]) == Pushed(1, "", True)
+
+
 def test_the_prompt_is_shown_first_and_once_and_is_not_searched() -> None:
     output = bytewise(stop=("abc",), prefix="abcab")
     assert output.push([6]) == Pushed(1, "abcabc", False)

@@ -106,6 +106,14 @@ class Bench:
         for sequence in self.scheduler.waiting:
             assert (sequence.blocks, sequence.num_computed) == ([], 0)
 
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        for _ in range(100):
+            if is_done():
+                return
+            self.run()
+            self.check()
+        raise AssertionError("it never happens")
+
     def finish(self, *sequences: Sequence) -> None:
         left = set(sequences)
         for _ in range(1000):
@@ -181,8 +189,7 @@ def test_a_later_job_takes_what_a_running_one_has_computed_output_too() -> None:
     bench = Bench()
     first = active(PROMPT[:6], job="first", limit=30)
     bench.add(first)
-    while first.committed < 10:
-        bench.run()
+    bench.run_until(lambda: first.committed >= 10)
     second = active(first.tokens[:14], job="second", limit=3)
     bench.add(second)
     [_, work] = bench.scheduler.schedule(0.0)
@@ -255,6 +262,14 @@ def test_prompt_log_probabilities_need_the_whole_prompt() -> None:
     bench.finish(plain, scored, resumed)
 
 
+def test_nobody_waits_for_a_prompt_of_which_it_would_take_nothing() -> None:
+    bench = Bench(prefill_tokens=100)
+    plain, scored = active(PROMPT, job="plain"), scoring("scored")
+    bench.add(plain, scored)
+    assert names(bench.run()) == ["plain", "scored"]
+    bench.finish(plain, scored)
+
+
 def scoring(job: str, *, prompt: Tokens[int] = PROMPT, output: Tokens[int] = ()) -> Sequence:
     spec = job_spec(prompt, prompt_logprobs=1, max_tokens=8)
     return active_of(spec, [*prompt, *output], len(prompt), job)
@@ -302,17 +317,16 @@ def test_whoever_waits_for_a_prefix_holds_nobody_else_up() -> None:
 
 
 def test_what_a_waiting_one_will_need_is_not_given_away() -> None:
-    # 10 blocks and one more for the first; the twin will need 2 of its own, and 4 are left
-    bench = Bench(num_blocks=15, prefill_tokens=16)
-    first, twin = samples(2, PROMPT[:39], limit=2)
+    # the first takes 10 of 13 blocks, its twin will need 1 of its own, the other one needs 3
+    bench = Bench(num_blocks=13, prefill_tokens=16)
+    first, twin = samples(2, PROMPT[:39], limit=1)
     other = active([1] * 8, job="other", limit=4)
     bench.add(first, twin, other)
-    while twin.committed == 0:
-        bench.run()
-        bench.check()
-    assert other.committed > 0
-    assert bench.scheduler.num_preempted == 0
-    bench.finish(first, twin, other)
+    for _ in range(3):
+        assert names(bench.run()) == ["s0"]
+    bench.scheduler.remove(first)
+    assert names(bench.run()) == ["s1", "other"]
+    bench.finish(twin, other)
 
 
 @pytest.mark.parametrize("reason", ["removed", "asked"])
@@ -333,9 +347,7 @@ def test_a_preempted_sample_finds_its_beginning_where_another_still_holds_it() -
     bench = Bench(num_blocks=14, prefill_tokens=64)
     several = samples(2, PROMPT, limit=12)
     bench.add(*several)
-    while not bench.scheduler.num_preempted:
-        bench.run()
-        bench.check()
+    bench.run_until(lambda: bench.scheduler.num_preempted > 0)
     before = bench.num_computed
     several[0].limit = several[0].committed + 1
     bench.finish(several[0])
