@@ -5,16 +5,10 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
+
+from tests.tiny_families import FAMILIES
 
 transformers_logging.disable_progress_bar()
 
@@ -62,74 +56,38 @@ def build_tiny(
     hidden: int = 64,
     config_changes: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a random float32 model of `family` ("llama", "qwen3" or "gpt2") and its tokenizer.
+    """Write a random float32 model of a family of `FAMILIES` and its tokenizer.
 
-    Equal arguments give equal weights. `sliding_window` (qwen3 only) applies to every second
-    layer. Returns `folder`.
+    Equal arguments give equal weights. `sliding_window` applies to the layers that the family has
+    it for, `ValueError` if it has none; `config_changes` go over everything. Returns `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    builders = {"llama": _llama, "qwen3": _qwen3, "gpt2": _gpt2}
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": vocab_size,
         "tie_word_embeddings": tie,
         "bos_token_id": None,
         "eos_token_id": 0,
         "dtype": "float32",
     }
-    changes = config_changes or {}
-    model = builders[family](shape | changes, hidden, num_layers, context, sliding_window)
-    _randomize(model, seed)
+    made = FAMILIES[family]
+    shape |= config_changes or {}
+    config = made.config(shape, hidden, num_layers, context, sliding_window)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+    _randomize(model, seed, made.spread)
     model.save_pretrained(folder)
     template = CHAT_TEMPLATE if chat_template else None
     build_tokenizer(vocab_size, chat_template=template).save_pretrained(folder)
     return folder
 
 
-def _llama(
-    shape: dict[str, Any], hidden: int, layers: int, context: int, window: int | None
-) -> Any:
-    if window is not None:
-        raise ValueError("llama has no sliding window")
-    return LlamaForCausalLM(LlamaConfig(**_decoder(hidden, layers, context), **shape))
-
-
-def _qwen3(
-    shape: dict[str, Any], hidden: int, layers: int, context: int, window: int | None
-) -> Any:
-    if window is not None:
-        types = ["sliding_attention" if i % 2 else "full_attention" for i in range(layers)]
-        shape = {
-            "sliding_window": window,
-            "use_sliding_window": True,
-            "layer_types": types,
-        } | shape
-    return Qwen3ForCausalLM(Qwen3Config(head_dim=16, **_decoder(hidden, layers, context), **shape))
-
-
-def _gpt2(shape: dict[str, Any], hidden: int, layers: int, context: int, window: int | None) -> Any:
-    if window is not None:
-        raise ValueError("gpt2 has no sliding window")
-    config = GPT2Config(n_embd=hidden, n_layer=layers, n_head=4, n_positions=context, **shape)
-    return GPT2LMHeadModel(config)
-
-
-def _decoder(hidden: int, layers: int, context: int) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": context,
-    }
-
-
-def _randomize(model: Any, seed: int) -> None:
+def _randomize(model: Any, seed: int, spread: float = 0.0) -> None:
     """Weights large enough that greedy output wanders instead of repeating one token."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() < 2:
-                continue  # norms stay one, biases stay zero
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise * 0.3)
+            if parameter.dim() >= 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            elif spread:  # else norms stay one, biases stay zero
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)

@@ -7,7 +7,7 @@ from pilotfish_workers.model import pass_plan
 from pilotfish_workers.model.errors import ModelError
 from pilotfish_workers.model.interface import Rows
 from pilotfish_workers.model.kv_pool import KvPool, KvShape
-from pilotfish_workers.model.paged_attention import PagedPass
+from pilotfish_workers.model.paged_attention import LayerCall, PagedPass
 from pilotfish_workers.model.pass_plan import build_plan
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def attend_to(rows: list[Rows], num_blocks: int) -> torch.Tensor:
     count = plan.token_ids.shape[1]
     query = torch.randn(count, 4, 8, generator=generator)
     key, value = torch.randn(2, count, 2, 8, generator=generator)
-    return PagedPass(plan, kv).attend(0, query, key, value, None, None)
+    return PagedPass(plan, kv).attend(query, key, value, LayerCall(0))
 
 
 def test_the_number_of_kernel_calls_does_not_grow_with_the_number_of_sequences() -> None:

@@ -222,12 +222,12 @@ def test_minus_infinity_is_fine_while_one_logit_is_finite(poisoned: ModelRunner)
         finite: tuple[int, ...] = (17, 40)
 
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            logits = torch.full((hidden.shape[0], VOCAB), -torch.inf)
-            logits[:, list(self.finite)] = 1.0
+            logits = torch.full((*hidden.shape[:-1], VOCAB), -torch.inf)
+            logits[..., list(self.finite)] = 1.0
             return logits
 
     head = Head()
-    poisoned._model.get_output_embeddings = lambda: head
+    poisoned._model.set_output_embeddings(head)
     table = Scattered(poisoned).table(8)
     assert poisoned.greedy([Rows([5, 6], 0, table, 1)]) == [[17]]  # the lowest id on a tie
     head.finite = ()

@@ -124,14 +124,31 @@ def eos_ids_of(model: Any) -> tuple[int, ...]:
 
 
 def context_length_of(config: Any) -> int:
-    """Most tokens that the model was made for, or `ModelError`."""
+    """Most tokens that the model was made for, or `ModelError`.
+
+    A long rope changes its frequencies for the whole pass once the longest sequence is over its
+    original length, so that sequences would change each other; such a model is served up to there.
+    (A dynamic rope does so over `max_position_embeddings`, which is the end anyhow.)
+    """
+    text = config.get_text_config()
     for name in ("max_position_embeddings", "n_positions"):
-        value = getattr(config, name, None)
+        value = getattr(text, name, None)
         if isinstance(value, int) and value > 0:
-            return value
+            return min([value, *_long_rope_lengths(text)])
     raise ModelError(
         f"the configuration of this {config.model_type} model names no max_position_embeddings"
     )
+
+
+def _long_rope_lengths(config: Any) -> list[int]:
+    """Original lengths of the long ropes, of which a model may have one for each layer type."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    groups = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    return [
+        group["original_max_position_embeddings"]
+        for group in groups
+        if (group.get("rope_type") or group.get("type")) == "longrope"
+    ]
 
 
 def _check_exists(path: str) -> None:

@@ -1,13 +1,18 @@
 """Attention over the paged pool, hooked into unchanged transformers models.
 
 Registered through transformers' public `AttentionInterface`. As no mask function bears the same
-name, transformers builds no mask; what attention needs travels as one extra keyword argument of
-the model's forward, which the supported models hand down to every layer.
+name, transformers builds no mask. What attention needs to know of the pass is kept beside the
+model, one pass a thread, since some models hand no arguments of ours down to their layers.
 
 The paged pool follows PagedAttention (Kwon et al., arXiv 2309.06180); here pages are gathered
-and given to torch's fused `scaled_dot_product_attention`.
+and given to torch's fused `scaled_dot_product_attention`, or, where a layer caps its scores or has
+sinks, to the same arithmetic written out.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,15 +23,45 @@ from pilotfish_workers.model.errors import ModelError
 from pilotfish_workers.model.kv_pool import KvPool, KvShape
 from pilotfish_workers.model.pass_plan import Group, PassPlan
 
-__all__ = ["ATTENTION_NAME", "PLAN_ARGUMENT", "PagedPass", "register"]
+__all__ = ["ATTENTION_NAME", "LayerCall", "PagedPass", "register"]
 
 ATTENTION_NAME: Final = "pilotfish_paged"
-PLAN_ARGUMENT: Final = "pilotfish_pass"
 
 # what models hand to attention functions and which changes nothing for a causal decoder
 _HARMLESS: Final = frozenset(
-    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
+    {
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
 )
+_MAX_SCORES: Final = 1 << 24
+"""Numbers that written-out attention holds at a time; more queries are done piece by piece."""
+
+_current = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """How one layer calls attention."""
+
+    layer: int
+    scaling: float | None = None
+    """Factor of the scores; None is one over the root of the key's size."""
+    window: int | None = None
+    """A query sees the last `window` keys, its own among them; None is all of them."""
+    softcap: float | None = None
+    """Scores s become c tanh(s / c) before the mask (Gemma 2, arXiv 2408.00118)."""
+    sinks: torch.Tensor | None = None
+    """`[num_heads]`, a score of each head that takes weight and has no value (gpt-oss)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch's fused attention does all that the layer asks for."""
+        return self.softcap is None and self.sinks is None
 
 
 class PagedPass:
@@ -38,30 +73,29 @@ class PagedPass:
     def __init__(self, plan: PassPlan, kv: KvPool | None) -> None:
         self.plan = plan
         self.kv = kv
-        self.layers: list[int] = []
-        self.windows: list[int | None] = []
+        self.calls: list[LayerCall] = []
         self.shapes: dict[int, KvShape] = {}
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Make this the pass that models called in this thread attend by."""
+        _current.paged = self
+        try:
+            yield
+        finally:
+            _current.paged = None
+
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: LayerCall
     ) -> torch.Tensor:
         """Store keys and values `[N, num_kv_heads, dim]`, return `[N, num_heads, value_dim]`."""
-        self.layers.append(layer)
-        self.windows.append(window)
+        self.calls.append(call)
         if self.kv is None:
-            self.shapes[layer] = KvShape(key.shape[1], key.shape[2], value.shape[2])
+            self.shapes[call.layer] = KvShape(key.shape[1], key.shape[2], value.shape[2])
             return query.new_zeros(*query.shape[:2], value.shape[2])
-        self.kv.write(layer, self.plan.write_slots, key, value)
-        keys, values = self.kv.keys[layer], self.kv.values[layer]
-        outputs = [
-            _attend(group, query, keys, values, scaling, window) for group in self.plan.groups
-        ]
+        self.kv.write(call.layer, self.plan.write_slots, key, value)
+        keys, values = self.kv.keys[call.layer], self.kv.values[call.layer]
+        outputs = [_attend(group, query, keys, values, call) for group in self.plan.groups]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if self.plan.output_index is not None:
             output = output.index_select(0, self.plan.output_index)
@@ -69,12 +103,7 @@ class PagedPass:
 
 
 def _attend(
-    group: Group,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scaling: float | None,
-    window: int | None,
+    group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: LayerCall
 ) -> torch.Tensor:
     """One group's attention, `[G * Q, num_heads, value_dim]`."""
     rows, queries, num_heads, num_kv = (
@@ -89,19 +118,50 @@ def _attend(
     key = keys.index_select(0, group.kv_slots).view(rows, group.kv_len, num_kv, -1).transpose(1, 2)
     value = values.index_select(0, group.kv_slots).view(rows, group.kv_len, num_kv, -1)
     value = value.transpose(1, 2)
-    if group.is_folded:
+    if not call.is_plain:
+        query = query.reshape(rows, queries, num_kv, repeats, -1).permute(0, 2, 3, 1, 4)
+        mask = group.mask(call.window, 1, query.dtype)
+        output = _written_out(query, key, value, mask, call).permute(0, 3, 1, 2, 4)
+    elif group.is_folded:
         query = query.reshape(rows, queries, num_kv, repeats, -1).permute(0, 2, 3, 1, 4)
         query = query.reshape(rows, num_kv, repeats * queries, -1)
-        mask = group.mask(window, repeats, query.dtype)
-        output = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+        mask = group.mask(call.window, repeats, query.dtype)
+        output = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.scaling)
         output = output.view(rows, num_kv, repeats, queries, -1).permute(0, 3, 1, 2, 4)
     else:
         query = query.reshape(rows, queries, num_heads, -1).transpose(1, 2)
-        mask = group.mask(window, 1, query.dtype)
+        mask = group.mask(call.window, 1, query.dtype)
         output = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=repeats > 1
+            query, key, value, attn_mask=mask, scale=call.scaling, enable_gqa=repeats > 1
         ).transpose(1, 2)
     return output.reshape(rows * queries, num_heads, -1)
+
+
+def _written_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, call: LayerCall
+) -> torch.Tensor:
+    """Attention in plain arithmetic, weights in float32 as transformers' eager attention has them.
+
+    `query` is `[G, num_kv, repeats, Q, dim]`, `key` and `value` `[G, num_kv, L, dim]`, `mask`
+    `[G, 1, Q, L]`; returns `[G, num_kv, repeats, Q, value_dim]`.
+    """
+    rows, num_kv, repeats, queries, dim = query.shape
+    key, value = key.unsqueeze(2), value.unsqueeze(2)
+    scaling = dim**-0.5 if call.scaling is None else call.scaling
+    step = max(1, _MAX_SCORES // (rows * num_kv * repeats * key.shape[3]))
+    outputs = []
+    for begin in range(0, queries, step):
+        part = slice(begin, begin + step)
+        scores = torch.matmul(query[:, :, :, part], key.transpose(3, 4)).float() * scaling
+        if call.softcap is not None:
+            scores = torch.tanh(scores / call.softcap) * call.softcap
+        scores += mask[:, :, part].unsqueeze(2)
+        if call.sinks is not None:
+            sinks = call.sinks.float().view(1, num_kv, repeats, 1, 1)
+            scores = torch.cat([scores, sinks.expand(rows, -1, -1, scores.shape[3], 1)], dim=-1)
+        weights = scores.softmax(dim=-1)[..., : key.shape[3]].to(query.dtype)
+        outputs.append(torch.matmul(weights, value))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=3)
 
 
 def _hook(
@@ -113,32 +173,32 @@ def _hook(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls: `[1, heads, N, dim]` in, `[1, N, heads, dim]` out."""
-    paged = others.pop(PLAN_ARGUMENT, None)
-    if not isinstance(paged, PagedPass):
-        raise ModelError(
-            "this model does not hand the pass's metadata down to attention; "
-            "use a model of another family"
-        )
+    paged = getattr(_current, "paged", None)
+    if paged is None:
+        raise ModelError("paged attention was called outside a packed pass")
     unknown = sorted(name for name in others.keys() - _HARMLESS if others[name] is not None)
-    if unknown or attention_mask is not None or dropout:
-        reasons = unknown or ["attention_mask" if attention_mask is not None else "dropout"]
+    if attention_mask is not None:
+        unknown.append("an attention mask of its own")
+    if dropout:
+        unknown.append("dropout")
+    if is_causal is False:
+        unknown.append("keys of later tokens")
+    if unknown:
         raise ModelError(
-            f"this model's attention takes {', '.join(reasons)}, which paged attention does not "
-            "serve; use a model of another family"
+            f"its attention takes {', '.join(unknown)}, which paged attention does not serve"
         )
-    layer = module.layer_idx
+    layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
-        raise ModelError("this model's attention layers do not say which layer they are")
+        raise ModelError("its attention layers do not say which layer they are")
+    call = LayerCall(layer, scaling, sliding_window, softcap, s_aux)
     output = paged.attend(
-        layer,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scaling,
-        sliding_window,
+        query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), call
     )
     return output.unsqueeze(0), None
 
