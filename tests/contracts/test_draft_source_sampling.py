@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,15 +25,17 @@ from transformers import (
 from pilotfish_broker.messages import Sync, Verdict
 from pilotfish_workers.draft.model_source import ModelSource
 from pilotfish_workers.draft.ngram import NgramSource
+from pilotfish_workers.draft.sampling import draft_sampler
 from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import Draft, Drafted, DraftSource
 from pilotfish_workers.model.interface import Rows
 from pilotfish_workers.model.runner import ModelRunner
+from pilotfish_workers.model.text import Text
 from pilotfish_workers.speculative.law import SparseLaw
 from pilotfish_workers.speculative.sampler import Case, Draw, Drawn, Sampler
 from tests.logits_model import LogitsModel
 from tests.tiny_models import build_tiny
-from tests.worker_kit import draft_of, drafting, sampler_of
+from tests.worker_kit import draft_of, drafting, job_spec, sampler_of
 
 PROMPT = [7, 9, 33, 50, 7, 9, 33, 50, 7, 9]
 ALPHA = 1e-6
@@ -480,3 +483,64 @@ def test_frames_leave_nothing_behind(
             session.propose(answer)
             if turn < len(scripts[number]):
                 step(session, source, *scripts[number][turn])
+
+
+@pytest.fixture(scope="module")
+def text(runner: ModelRunner) -> Text:
+    return Text(runner.info.path)
+
+
+SENTENCES = {
+    first + "".join(rest)
+    for first in ("the", "an", "in")
+    for count in range(3)
+    for rest in itertools.product((" the", " er"), repeat=count)
+}
+
+
+@pytest.mark.parametrize("rule", ["greedy", "rejection", "block", "coupled"])
+def test_drafts_follow_a_grammar_to_its_end_and_stand_before_the_target(
+    runner: ModelRunner, text: Text, rule: str
+) -> None:
+    params = {"temperature": 0.0} if rule == "greedy" else {"temperature": 2.0, "rule": rule}
+    spec = job_spec(PROMPT, regex="(the|an|in)( (the|er)){0,2}", **params)
+
+    def sampler(tokens: list[int], job: str) -> Sampler:
+        return draft_sampler(
+            spec, job=job, tokens=tokens, num_prompt=len(PROMPT), info=runner.info, words=text
+        )
+
+    source, blocks, written = ModelSource(runner, 64), runner.pool.allocate(4), set()
+    for job in map(str, range(10)):
+        tokens, own = list(PROMPT), list(PROMPT)
+        draft, target, computed = Draft(tokens, sampler(tokens, job)), sampler(own, job), 0
+        while own[-1] != 0:
+            drafted = one(source, draft, 3)
+            rows = Rows(own[computed:] + drafted.tokens, computed, blocks, len(drafted.tokens) + 1)
+            (outcome,) = runner.verify([rows], [Case(target, drafted.tokens, drafted.laws)])
+            assert outcome is not None
+            assert outcome.num_accepted == len(drafted.tokens)
+            computed = len(own) + outcome.num_accepted
+            for sequence in (own, tokens):
+                sequence += outcome.tokens(drafted.tokens)
+            source.learn(draft, computed)
+        source.learn(draft, None)
+        end = own.index(0, len(PROMPT))
+        written.add(b"".join(map(text.token_bytes, own[len(PROMPT) : end])).decode())
+    runner.pool.release(blocks)
+    assert written <= SENTENCES
+    assert rule == "greedy" or len(written) > 1
+
+
+def test_an_output_against_the_grammar_is_drafted_for_all_the_same(
+    runner: ModelRunner, text: Text
+) -> None:
+    tokens = [*PROMPT, *text.encode("no the")]
+    spec = job_spec(PROMPT, regex="(the|an)*", temperature=1.0)
+    sampler = draft_sampler(
+        spec, job="a", tokens=tokens, num_prompt=len(PROMPT), info=runner.info, words=text
+    )
+    source, draft = ModelSource(runner, 64), Draft(tokens, sampler)
+    drafted = one(source, draft, 6)
+    source.learn(draft, None)
+    assert len(drafted.tokens) == 6

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pilotfish_broker.errors import InvalidRequest
@@ -17,13 +18,16 @@ from tests.worker_kit import FunctionModel, active_of, job_spec
 
 TOKENS = [1, 2, 3, 9]
 INFO = FunctionModel().info
+NUM_WORDS = 4  # of 32 tokens each, for a vocabulary of 100
 
 
 class Grammar:
-    """A compiled grammar that allows nothing."""
+    """A compiled grammar of nothing but fives that says so when an output has another token."""
 
     def masks(self, output: Sequence[int], drafted: Sequence[int]) -> Any:
-        raise AssertionError("nothing is drawn here")
+        if set(output) - {5}:
+            raise RuntimeError("this does not follow the grammar")
+        return np.full((len(drafted) + 1, NUM_WORDS), 1 << 5, dtype=np.int32)
 
     def rewind(self) -> None: ...
 
@@ -78,10 +82,22 @@ def test_logprobs_do_not_make_a_greedy_draft_dear() -> None:
 
 
 def test_a_grammar_and_bad_words_are_followed_where_there_is_a_tokenizer() -> None:
-    grammar = Grammar()
-    sampler = built(Words(lambda: grammar), regex="a+", bad_words=("xy", (4, 5)))
-    assert sampler.constraint is grammar
+    sampler = built(Words(Grammar), regex="5*", bad_words=("xy", (4, 5)))
+    sampler.tokens = [1, 2, 3, 5]
+    assert np.array_equal(sampler.masks([5]), Grammar().masks([5], [5]))
     assert set(sampler.bad_words) == {(120, 121), (4, 5)}
+
+
+def test_what_the_target_allowed_against_the_grammar_ends_no_session() -> None:
+    """As where its end-of-sequence token is another one."""
+    sampler = built(Words(Grammar), regex="5*")
+    assert sampler.tokens[3:] == [9]
+    masks = sampler.masks([5, 6])
+    assert masks is not None
+    assert (masks.shape, set(masks.ravel().tolist())) == ((3, NUM_WORDS), {-1})
+    sampler.tokens = [1, 2, 3, 5]
+    sampler.rewind()
+    assert np.array_equal(sampler.masks([]), Grammar().masks([5], [])), "after a Sync it is back"
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no such rule"), RuntimeError("a panic")])

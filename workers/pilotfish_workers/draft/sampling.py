@@ -1,16 +1,63 @@
-"""Makes the sampler that a draft model draws by. Imports no torch."""
+"""Makes the sampler that a draft model draws by. Imports no torch.
+
+Whatever is drafted, the target judges it. So where a job's grammar or words cannot be followed
+here, it is drafted for without them: the output's law stays, fewer tokens are accepted.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish_broker.spec import JobSpec
 from pilotfish_workers.model.interface import ModelInfo
 from pilotfish_workers.sampling import Words, build_sampler
-from pilotfish_workers.speculative.sampler import Sampler
+from pilotfish_workers.speculative.sampler import Constraint, Sampler
 
 log = logging.getLogger(__name__)
+
+
+class Lenient:
+    """A constraint that allows everything where the output does not follow it.
+
+    The target's end-of-sequence tokens may be others than the draft model's, so what the target
+    allowed may make no sense here.
+
+    Args:
+        job: for the log.
+        vocab_size: rows of the draft model's output layer.
+    """
+
+    def __init__(self, inner: Constraint, job: str, vocab_size: int) -> None:
+        self._inner = inner
+        self._job = job
+        self._num_words = -(-vocab_size // 32)
+        self._is_lost = False
+
+    def masks(self, output: Sequence[int], drafted: Sequence[int]) -> NDArray[np.int32]:
+        """See `Constraint.masks`."""
+        if not self._is_lost:
+            try:
+                return self._inner.masks(output, drafted)
+            except Exception as error:  # one job's grammar must not end all sessions
+                self._lose(error)
+        return np.full((len(drafted) + 1, self._num_words), -1, dtype=np.int32)
+
+    def rewind(self) -> None:
+        """See `Constraint.rewind`."""
+        try:
+            self._inner.rewind()
+            self._is_lost = False
+        except Exception as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        self._is_lost = True
+        log.warning("job %s is drafted for without its grammar: %s", self._job, error)
 
 
 def draft_sampler(
@@ -23,9 +70,6 @@ def draft_sampler(
     words: Words | None,
 ) -> Sampler:
     """The sampler of one job on a draft worker, with the target's coins.
-
-    Whatever is drafted, the target judges it. So where the job's grammar or words cannot be
-    followed here, it is drafted for without them: the law stays, fewer tokens are accepted.
 
     Args:
         tokens: prompt and committed output; the sampler keeps this very list.
@@ -48,7 +92,10 @@ def draft_sampler(
         )
 
     try:
-        return build(words)
+        sampler = build(words)
     except Exception as error:  # a library compiles the grammar, and may raise anything
-        log.warning("job %s is drafted for without its constraints: %s", job, error)
-        return build(None)
+        log.warning("job %s is drafted for without its grammar and words: %s", job, error)
+        sampler = build(None)
+    if sampler.constraint is not None:
+        sampler.constraint = Lenient(sampler.constraint, job, info.vocab_size)
+    return sampler
