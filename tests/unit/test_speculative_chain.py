@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from pilotfish_broker.sampling import SamplingParams
-from pilotfish_workers.speculative import truncation
+from pilotfish_workers.speculative import ranking
 from pilotfish_workers.speculative.chain import ChainRow, apply_chain, law_of
 from pilotfish_workers.speculative.coins import Coins
 from pilotfish_workers.speculative.sampler import Sampler
@@ -290,7 +290,7 @@ def taking(path: str) -> Iterator[None]:
     """Go one way of the code: that for an accelerator runs here too."""
     with pytest.MonkeyPatch.context() as patch:
         if path == "accelerator":
-            patch.setattr(truncation, "_is_on_processor", lambda values: False)
+            patch.setattr(ranking, "_is_on_processor", lambda values: False)
         yield
 
 
@@ -315,7 +315,7 @@ def test_any_parameters_give_the_law_of_transformers_processors() -> None:
         seed=SEEDS,
         data=st.data(),
     )
-    @settings(max_examples=120)
+    @settings(max_examples=80)
     def check(size: int, kind: str, dtype: torch.dtype, seed: int, data: st.DataObject) -> None:
         works = data.draw(st.lists(jobs(size), min_size=1, max_size=2))
         places = [(work, count) for work in works for count in range(len(work.drafted) + 1)]
@@ -358,7 +358,7 @@ def test_cuts_equal_transformers_in_vocabularies_beyond_what_is_looked_at_first(
         ),
         further=maybe(st.tuples(st.just("top_p"), SHARES), None),
     )
-    @settings(max_examples=100)
+    @settings(max_examples=60)
     def check(
         size: int,
         kind: str,
@@ -381,7 +381,7 @@ def test_cuts_equal_transformers_in_vocabularies_beyond_what_is_looked_at_first(
 
     check()
     for kind in ("tied", "flat", "steep"):
-        assert seen[f"compared of {kind}"] > 0.6 * seen[f"rows of {kind}"] > 20, seen
+        assert seen[f"compared of {kind}"] > 0.6 * seen[f"rows of {kind}"] > 10, seen
 
 
 # --- one step at a time -------------------------------------------------------------------------
@@ -536,7 +536,7 @@ def test_rows_equal_those_of_plain_decoding_that_committed_the_same_tokens() -> 
     made = 0
 
     @given(size=st.sampled_from([4, 9]), seed=SEEDS, data=st.data())
-    @settings(max_examples=50)
+    @settings(max_examples=30)
     def check(size: int, seed: int, data: st.DataObject) -> None:
         nonlocal made
         work = data.draw(jobs(size))
@@ -557,7 +557,7 @@ def test_rows_equal_those_of_plain_decoding_that_committed_the_same_tokens() -> 
             made += 1
 
     check()
-    assert made > 20
+    assert made > 10
 
 
 def test_committed_tokens_count_in_the_next_round() -> None:
@@ -713,19 +713,21 @@ def test_no_rows_are_no_work() -> None:
 
 # --- cost ---------------------------------------------------------------------------------------
 
+VOCABULARY = 49152
+Looks = list[tuple[tuple[int, ...], int]]
+
 
 @pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...], int]]:
-    """What was sorted or selected from: the function, the shape, and how many entries of a row
-    (the size itself for a sort)."""
-    calls: list[tuple[str, tuple[int, ...], int]] = []
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """What was sorted or selected from: its shape, and how many entries of a row came out."""
+    seen: Looks = []
 
-    def watch(owner: Any, name: str, num_kept: Any) -> None:
+    def watch(owner: Any, name: str, num_kept: Callable[..., int]) -> None:
         real = getattr(owner, name)
 
         def watched(values: Any, *args: Any, **kw: Any) -> Any:
             shape = tuple(values.shape)
-            calls.append((name, shape, num_kept(shape[-1], *args)))
+            seen.append((shape, num_kept(shape[-1], *args)))
             return real(values, *args, **kw)
 
         monkeypatch.setattr(owner, name, watched)
@@ -736,48 +738,50 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...
     for owner in (torch, torch.Tensor):
         watch(owner, "topk", lambda size, count: count)
     for name in ("partition", "argpartition"):
-        watch(np, name, lambda size, first: size - first)
-    return calls
+        watch(np, name, lambda size, first: size - first % size)
+    return seen
 
 
-VOCABULARY = 49152
+def like_text(num_rows: int) -> torch.Tensor:
+    """Most of the mass on few tokens, as a model has it, and a long flat tail."""
+    logits = random_logits(12, num_rows, VOCABULARY, "flat")
+    logits[:, 1000:1300] += torch.linspace(12, 8, 300)
+    return logits
 
 
-def test_a_vocabulary_is_not_sorted_to_find_a_cut(
-    path: str, looked_at: list[tuple[str, tuple[int, ...], int]]
-) -> None:
+def test_a_vocabulary_is_not_sorted_to_find_a_cut(path: str, looks: Looks) -> None:
     cuts: list[dict[str, Any]] = [{"top_k": 50}, {"top_p": 0.9}, {"top_k": 400, "top_p": 0.95}]
     cuts += [{"min_p": 0.05}, {"typical_p": 0.9}]
     rows = [row for cut in cuts for row in job([0], temperature=0.8, **cut).rows()]
-    logits = random_logits(12, len(rows), VOCABULARY, "flat")
-    logits[:, :300] += torch.linspace(12, 8, 300)  # most of the mass on few, as texts have it
-    result = apply_chain(logits, rows)
+    result = apply_chain(like_text(len(rows)), rows)
     assert (result.isfinite().sum(-1) < 1000).all()
-    assert looked_at
-    assert max(count for _, _, count in looked_at) <= 512
+    assert looks
+    assert max(count for _, count in looks) < 2000
 
 
 def test_only_a_row_that_needs_more_entries_is_looked_at_as_a_whole(
-    path: str, looked_at: list[tuple[str, tuple[int, ...], int]]
+    path: str, looks: Looks
 ) -> None:
     rows = [row for _ in range(6) for row in job([0], temperature=1, top_p=0.9).rows()]
-    logits = random_logits(13, 6, VOCABULARY, "flat")
-    logits[:5, :300] += 12
-    apply_chain(logits, rows)
-    wide = {shape for _, shape, count in looked_at if count > 512}
-    assert wide == {(1, VOCABULARY), (1, 8192)} or wide == {(1, VOCABULARY)}
+    logits = like_text(6)
+    logits[5, 1000:1300] -= 10
+    result = apply_chain(logits, rows)
+    assert (result.isfinite().sum(-1) > 8192).tolist() == [False] * 5 + [True]
+    assert {shape for shape, count in looks if count > 2000} <= {(1, VOCABULARY), (1, 8192)}
+    assert ((1, VOCABULARY), VOCABULARY) in looks
 
 
 @pytest.mark.parametrize(
     "cut", [{"top_k": 50}, {"top_p": 0.9}, {"typical_p": 0.9}], ids=lambda cut: next(iter(cut))
 )
 def test_rows_that_need_no_cut_take_no_part_in_one(
-    path: str, looked_at: list[tuple[str, tuple[int, ...], int]], cut: dict[str, Any]
+    path: str, looks: Looks, cut: dict[str, Any]
 ) -> None:
     others = [row for _ in range(4) for row in job([0], temperature=0.9).rows()]
     rows = [*others[:2], *job([0], temperature=0.9, **cut).rows(), *others[2:]]
-    logits = random_logits(14, 5, 2000, "steep")
-    result = apply_chain(logits, rows)
-    assert looked_at
-    assert {shape[0] for _, shape, _ in looked_at} == {1}
+    result = apply_chain(like_text(5), rows)
     assert (result.isfinite().sum(-1) < 2000).tolist() == [False, False, True, False, False]
+    # one row's entries at a time, or tables of one row
+    assert [shape for shape, _ in looks if len(shape) == 2 and shape[0] != 1] == []
+    assert len([shape for shape, _ in looks if len(shape) == 1]) == (path == "processor")
+    assert looks

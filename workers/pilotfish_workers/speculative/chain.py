@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from pilotfish_broker.sampling import SamplingParams
-from pilotfish_workers.speculative import truncation
+from pilotfish_workers.speculative import ranking, truncation
 from pilotfish_workers.speculative.sampler import Sampler
 
 __all__ = ["ChainRow", "apply_chain", "law_of"]
@@ -258,7 +258,7 @@ def _forbid_unstructured(chain: torch.Tensor, rows: Sequence[ChainRow]) -> None:
             words.append(row.allowed)
     if at:
         forbidden = _unpacked(np.stack(words), chain) == 0
-        truncation.on_rows(chain, at, lambda part: truncation.forbid(part, forbidden))
+        ranking.on_rows(chain, at, lambda part: ranking.forbid(part, forbidden))
 
 
 def _unpacked(words: NDArray[np.int32], chain: torch.Tensor) -> torch.Tensor:
@@ -278,7 +278,7 @@ def _sample(chain: torch.Tensor, rows: Sequence[ChainRow]) -> None:
     at = [number for number, row in enumerate(rows) if _shapes_law(row.sampler.params)]
     if at:
         params = [rows[number].sampler.params for number in at]
-        truncation.on_rows(chain, at, lambda part: _shape_laws(part, params))
+        ranking.on_rows(chain, at, lambda part: _shape_laws(part, params))
 
 
 def _shape_laws(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
@@ -305,7 +305,7 @@ def _keep(
     at = [row for row, it_is in enumerate(is_meant) if it_is]
     if at:
         chosen = [[values[row] for row in at] for values in parameters]
-        truncation.on_rows(logits, at, lambda part: step(part, *chosen))
+        ranking.on_rows(logits, at, lambda part: step(part, *chosen))
 
 
 def _places(chain: torch.Tensor, rows: Sequence[int], ids: Sequence[torch.Tensor]) -> torch.Tensor:
