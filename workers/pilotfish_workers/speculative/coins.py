@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,7 @@ class Coins:
         self._philox = np.random.Philox(key=key)
         self._counter = np.zeros(4, dtype=np.uint64)
         # to set the state is several times cheaper than to make a generator
-        self._state = {
+        self._state: Any = {
             "bit_generator": "Philox",
             "state": {"counter": self._counter, "key": key},
             "buffer": np.zeros(4, dtype=np.uint64),

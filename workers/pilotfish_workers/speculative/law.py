@@ -34,7 +34,8 @@ class SparseLaw:
     def probabilities(self) -> NDArray[np.float64]:
         """float64 `[m]`, their sum is 1."""
         # no sum of float32 numbers overflows float64
-        return self.weights / self.weights.sum(dtype=np.float64)
+        shares: NDArray[np.float64] = self.weights / self.weights.sum(dtype=np.float64)
+        return shares
 
     def probability(self, token: int) -> float:
         """Of one token."""
