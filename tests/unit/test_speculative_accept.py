@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish_workers.model.interface import BAD_LOGITS
-from pilotfish_workers.speculative.accept import Outcome, accept_greedy
+from pilotfish_broker.sampling import SamplingParams
+from pilotfish_workers.model.interface import BAD_LOGITS, Rows
+from pilotfish_workers.speculative.accept import (
+    NOT_JUDGED,
+    Outcome,
+    accept_greedy,
+    draw_plain,
+    verify_plain,
+)
+from pilotfish_workers.speculative.coins import Coins
+from pilotfish_workers.speculative.sampler import Case, Draw, Drawn, Sampler
 
 TOKENS = st.integers(0, 3)  # few, so that equal ones are common
 
@@ -70,3 +79,54 @@ def test_what_is_committed_equals_plain_decoding_of_any_target(
     for _ in tokens:
         expected.append(target(expected))
     assert prefix + tokens == expected
+
+
+def plain(**params: object) -> Sampler:
+    return Sampler(SamplingParams.from_mapping(params), Coins(1), [1], 1)
+
+
+def rows_of(num_logits: int) -> Rows:
+    return Rows(tokens=[1] * 8, start=0, blocks=[0], num_logits=num_logits)
+
+
+def test_a_model_without_logits_judges_and_draws_by_its_argmax() -> None:
+    rows = [rows_of(3), rows_of(0), rows_of(1)]
+    cases = [Case(plain(), (5, 6)), None, Case(plain())]
+    assert verify_plain([[5, 7, 8], [], [9]], rows, cases) == [Outcome(1, 7), None, Outcome(0, 9)]
+    drawn = draw_plain(
+        [[5], [], [BAD_LOGITS]],
+        [rows_of(1), rows_of(0), rows_of(1)],
+        [Draw(plain()), None, Draw(plain(), (3,))],
+    )
+    assert drawn == [Drawn(5), None, Drawn(BAD_LOGITS)]
+
+
+def test_a_chunk_that_is_not_judged_has_no_token() -> None:
+    case = Case(plain(), is_judged=False)
+    assert verify_plain([[]], [rows_of(0)], [case]) == [Outcome(0, NOT_JUDGED)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"logprobs": 0},
+        {"prompt_logprobs": 0},
+        {"frequency_penalty": 0.1},
+        {"min_tokens": 1},
+    ],
+)
+def test_a_model_without_logits_does_nothing_but_the_argmax(params: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="shows its logits"):
+        verify_plain([[1]], [rows_of(1)], [Case(plain(**params))])
+    with pytest.raises(ValueError, match="shows its logits"):
+        draw_plain([[1]], [rows_of(1)], [Draw(plain(**params))])
+
+
+def test_a_model_without_logits_scores_no_prompt_and_answers_as_often_as_asked() -> None:
+    with pytest.raises(ValueError, match="shows its logits"):
+        verify_plain([[1, 2]], [rows_of(2)], [Case(plain(), scored=(1,))])
+    with pytest.raises(ValueError, match="2 answers for a row that wants 1"):
+        verify_plain([[1, 2]], [rows_of(1)], [Case(plain())])
+    with pytest.raises(ValueError, match="need 3 targets"):
+        verify_plain([[1]], [rows_of(1)], [Case(plain(), (1, 2))])
