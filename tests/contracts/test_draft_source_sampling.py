@@ -388,9 +388,9 @@ class Thirds:
         return np.pad(bits, ((0, 0), (0, -bits.shape[1] % 4))).view("<i4").astype(np.int32)
 
     @staticmethod
-    def allowed(output: Sequence[int]) -> list[bool]:
+    def allowed(output: Sequence[int]) -> Any:
         is_over = bool(output) and output[-1] == 23
-        return [not is_over and token % 3 == len(output) % 3 for token in range(100)]
+        return (np.arange(100) % 3 == len(output) % 3) & (not is_over)
 
     def rewind(self) -> None:
         self.output = []
@@ -408,7 +408,7 @@ def test_forbidden_tokens_are_filtered_before_the_draw(rule: str) -> None:
     params = {"temperature": 0.0} if rule == "greedy" else {"temperature": 1.5, "rule": rule}
     source = ModelSource(LogitsModel(num_blocks=2000), 64)
     lengths = set()
-    for job in range(50):
+    for job in range(30):
         draft = draft_of(PROMPT[: 1 + job % 10], [0], job=str(job), regex="thirds", **params)
         constrain(draft)
         drafted = one(source, draft, 12)
@@ -416,7 +416,7 @@ def test_forbidden_tokens_are_filtered_before_the_draw(rule: str) -> None:
         for token, law in zip(drafted.tokens, drafted.laws or [None] * 12, strict=False):
             allowed = Thirds.allowed(output)
             assert allowed[token]
-            assert law is None or all(allowed[other] for other in law.ids)
+            assert law is None or allowed[law.ids].all()
             output.append(token)
         assert len(drafted.tokens) == 12 or drafted.tokens[-1] == 23, "the last one is sent too"
         lengths.add(len(drafted.tokens))
@@ -450,7 +450,7 @@ def step(session: DraftSession, source: DraftSource, kind: str, n: int, token: i
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection", "block", "coupled"])
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(scripts=st.lists(STEPS, min_size=1, max_size=3), is_constrained=st.booleans())
 def test_frames_leave_nothing_behind(
