@@ -13,7 +13,7 @@ from pilotfish_broker.settings import Settings
 from pilotfish_broker.spec import Status
 from pilotfish_workers.draft.model_source import ModelSource
 from pilotfish_workers.draft.ngram import NgramSource
-from pilotfish_workers.draft.source import Draft, DraftSource
+from pilotfish_workers.draft.source import Draft, Drafted, DraftSource
 from pilotfish_workers.model.interface import Rows
 from pilotfish_workers.model.runner import ModelRunner
 from tests.engines_kit import Drafter, HeldModel, Stage, Verifier, until
@@ -232,9 +232,9 @@ class MoodySource:
     def __init__(self) -> None:
         self._is_full = False
 
-    def propose(self, drafts: Sequence[Draft], ks: Sequence[int]) -> list[list[int] | None]:
+    def propose(self, drafts: Sequence[Draft], ks: Sequence[int]) -> list[Drafted | None]:
         self._is_full = not self._is_full
-        return [[1] * k if self._is_full else [] for k in ks]
+        return [Drafted([1] * k if self._is_full else []) for k in ks]
 
     def learn(self, draft: Draft, num_valid: int | None) -> None:
         """Nothing to learn."""
