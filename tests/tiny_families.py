@@ -122,6 +122,52 @@ FAMILIES: Final = {
             **_LATENT,
         },
     ),
+    "deepseek_v2": Family(
+        "deepseek_v2",
+        {
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            **_MOE,
+            **_LATENT,
+        },
+    ),
+    "granitemoe": Family(
+        "granitemoe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 4.0},
+    ),
+    "phimoe": Family("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": Family(
+        "qwen2_moe", {"num_experts": 4, "shared_expert_intermediate_size": 48, **_MOE}
+    ),
+    "exaone4": Family("exaone4", {"head_dim": 16}, window="odd"),
+    # its queries grow with the position, here from the 20th on
+    "ministral3": Family(
+        "ministral3",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 20,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+    "gemma4_text": Family(
+        "gemma4_text",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 288,
+            "num_kv_shared_layers": 0,
+            "final_logit_softcapping": 25.0,
+        },
+        window="odd",
+    ),
     "gpt_oss": Family(
         "gpt_oss",
         {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},

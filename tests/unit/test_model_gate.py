@@ -76,7 +76,11 @@ BENT = {
         {"d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 32, "decoder_attention_heads": 2},
         "cannot be asked for the logits of single tokens",
     ),
-    # leaves the window to its cache
+    # the one applies the window in its masks alone, the other in its cache alone
+    "phimoe": (
+        DECODER | {"sliding_window": 8, "num_local_experts": 4},
+        "do not tell attention the window",
+    ),
     "llama": (DECODER | {"sliding_window": 8}, "do not tell attention the window"),
 }
 

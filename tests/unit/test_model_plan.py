@@ -1,9 +1,11 @@
 """How a packed pass is laid out."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from pilotfish_workers.model import pass_plan
+from pilotfish_workers.model import paged_attention, pass_plan
 from pilotfish_workers.model.errors import ModelError
 from pilotfish_workers.model.interface import Rows
 from pilotfish_workers.model.kv_pool import KvPool, KvShape
@@ -11,6 +13,7 @@ from pilotfish_workers.model.paged_attention import LayerCall, PagedPass
 from pilotfish_workers.model.pass_plan import build_plan
 
 CPU = torch.device("cpu")
+PLAIN = LayerCall(0)
 
 
 def decoding_rows(count: int) -> list[Rows]:
@@ -21,7 +24,7 @@ def decoding_rows(count: int) -> list[Rows]:
     ]
 
 
-def attend_to(rows: list[Rows], num_blocks: int) -> torch.Tensor:
+def attend_to(rows: list[Rows], num_blocks: int, call: LayerCall = PLAIN) -> torch.Tensor:
     """Attention of one random layer with two query heads a key head, `[N, 4, 8]`."""
     generator = torch.Generator().manual_seed(0)
     kv = KvPool([KvShape(2, 8, 8)], num_blocks * 16, torch.float32, CPU)
@@ -31,7 +34,7 @@ def attend_to(rows: list[Rows], num_blocks: int) -> torch.Tensor:
     count = plan.token_ids.shape[1]
     query = torch.randn(count, 4, 8, generator=generator)
     key, value = torch.randn(2, count, 2, 8, generator=generator)
-    return PagedPass(plan, kv).attend(query, key, value, LayerCall(0))
+    return PagedPass(plan, kv).attend(query, key, value, call)
 
 
 def test_the_number_of_kernel_calls_does_not_grow_with_the_number_of_sequences() -> None:
@@ -71,12 +74,38 @@ def test_a_pass_over_many_rows_equals_one_pass_a_row() -> None:
     begin = 0
     for row in rows:
         end = begin + len(row.tokens)
-        alone = attend_one(rows, row, begin, end)
+        alone = attend_one(rows, row, begin, end, PLAIN)
         torch.testing.assert_close(together[begin:end], alone)
         begin = end
 
 
-def attend_one(rows: list[Rows], row: Rows, begin: int, end: int) -> torch.Tensor:
+SINKS = torch.tensor([3.0, -1.0, 0.5, 1.0])
+WRITTEN_OUT = {
+    "cap": LayerCall(0, softcap=0.5),
+    "sinks": LayerCall(0, sinks=SINKS),
+    "all": LayerCall(0, scaling=0.7, window=9, softcap=0.5, sinks=SINKS),
+}
+
+
+@pytest.mark.parametrize("at_once", [1 << 24, 5000])
+@pytest.mark.parametrize("call", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+def test_caps_and_sinks_are_the_textbook_ones_however_many_queries_are_done_at_once(
+    monkeypatch: pytest.MonkeyPatch, call: LayerCall, at_once: int
+) -> None:
+    monkeypatch.setattr(paged_attention, "_MAX_SCORES", at_once)
+    rows = [*decoding_rows(6), Rows([1] * 90, 10, list(range(200, 207)), 0)]
+    together = attend_to(rows, 320, call)
+    begin = 0
+    for row in rows:
+        end = begin + len(row.tokens)
+        alone = attend_one(rows, row, begin, end, call)
+        torch.testing.assert_close(together[begin:end], alone)
+        begin = end
+    plain = replace(call, softcap=None, sinks=None)
+    assert (together - attend_to(rows, 320, plain)).abs().max() > 0.1
+
+
+def attend_one(rows: list[Rows], row: Rows, begin: int, end: int, call: LayerCall) -> torch.Tensor:
     """The same numbers as `attend_to(rows)`, but only `row` runs, by textbook attention."""
     generator = torch.Generator().manual_seed(0)
     pools = []
@@ -91,9 +120,14 @@ def attend_one(rows: list[Rows], row: Rows, begin: int, end: int) -> torch.Tenso
         torch.cat([pool[slots[: row.start]], fresh]).repeat_interleave(2, dim=1)
         for pool, fresh in zip(pools, new, strict=True)
     )
-    scores = torch.einsum("qhd,khd->hqk", query, key) / 8**0.5
-    is_later = torch.arange(last) > torch.arange(row.start, last).unsqueeze(1)
-    weights = scores.masked_fill(is_later, -torch.inf).softmax(-1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * (call.scaling or 8**-0.5)
+    if call.softcap:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    places = torch.arange(last) - torch.arange(row.start, last).unsqueeze(1)
+    is_unseen = (places > 0) | (places <= -(call.window or last))
+    odds = scores.masked_fill(is_unseen, -torch.inf).exp()
+    rest = 0 if call.sinks is None else call.sinks.exp().view(-1, 1, 1)
+    weights = odds / (odds.sum(-1, keepdim=True) + rest)
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 

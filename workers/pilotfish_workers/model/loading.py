@@ -147,7 +147,7 @@ def _long_rope_lengths(config: Any) -> list[int]:
     return [
         group["original_max_position_embeddings"]
         for group in groups
-        if (group.get("rope_type") or group.get("type")) == "longrope"
+        if group.get("rope_type") == "longrope" and "original_max_position_embeddings" in group
     ]
 
 

@@ -146,21 +146,24 @@ def _written_out(
     `[G, 1, Q, L]`; returns `[G, num_kv, repeats, Q, value_dim]`.
     """
     rows, num_kv, repeats, queries, dim = query.shape
-    key, value = key.unsqueeze(2), value.unsqueeze(2)
+    length = key.shape[2]
     scaling = dim**-0.5 if call.scaling is None else call.scaling
-    step = max(1, _MAX_SCORES // (rows * num_kv * repeats * key.shape[3]))
+    step = max(1, _MAX_SCORES // (rows * num_kv * repeats * length))
     outputs = []
     for begin in range(0, queries, step):
-        part = slice(begin, begin + step)
-        scores = torch.matmul(query[:, :, :, part], key.transpose(3, 4)).float() * scaling
+        part = query[:, :, :, begin : begin + step]
+        # the heads that share a key lie side by side, which spares a copy of it for each of them
+        scores = torch.matmul(part.reshape(rows, num_kv, -1, dim), key.transpose(2, 3))
+        scores = scores.float().view(*part.shape[:4], length) * scaling
         if call.softcap is not None:
             scores = torch.tanh(scores / call.softcap) * call.softcap
-        scores += mask[:, :, part].unsqueeze(2)
+        scores += mask[:, :, begin : begin + step].unsqueeze(2)
         if call.sinks is not None:
             sinks = call.sinks.float().view(1, num_kv, repeats, 1, 1)
-            scores = torch.cat([scores, sinks.expand(rows, -1, -1, scores.shape[3], 1)], dim=-1)
-        weights = scores.softmax(dim=-1)[..., : key.shape[3]].to(query.dtype)
-        outputs.append(torch.matmul(weights, value))
+            scores = torch.cat([scores, sinks.expand(*part.shape[:4], 1)], dim=-1)
+        weights = scores.softmax(dim=-1)[..., :length].to(query.dtype)
+        output = torch.matmul(weights.reshape(rows, num_kv, -1, length), value)
+        outputs.append(output.view(*part.shape[:4], -1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=3)
 
 
