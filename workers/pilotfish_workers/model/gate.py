@@ -60,7 +60,10 @@ _BROKEN: Final = (TypeError, ValueError, AttributeError, KeyError, RuntimeError)
 
 def check_config(config: Any) -> None:
     """Refuse what the configuration already shows cannot be served. Reads no weights."""
-    text = config.get_text_config()
+    try:
+        text = config.get_text_config()
+    except ValueError as error:
+        raise _refusal(config, "it has more than one part for text") from error
     for part in (config, text, getattr(text, "attn_config", None)):
         for attribute, reason in _FORBIDDEN.items():
             if getattr(part, attribute, None):
