@@ -265,5 +265,5 @@ def _windows_at_most(holders: list[tuple[Any, int]], longest: int) -> Iterator[N
 def _refusal(config: Any, reason: str) -> ModelError:
     return ModelError(
         f"this {config.model_type} model cannot be served: {reason}. "
-        "Use another model, such as one of the families llama, qwen3 and gpt2"
+        "Use another model, such as one of the families llama, qwen3, mistral and gemma3"
     )

@@ -99,7 +99,7 @@ def load_model(path: str, config: Any, dtype: torch.dtype, device: torch.device)
         if ATTENTION_NAME in str(error):  # it looks attention up in a table of its own
             raise ModelError(
                 f"this {config.model_type} model cannot be served: it brings its own attention. "
-                "Use another model, such as one of the families llama, qwen3 and gpt2"
+                "Use another model, such as one of the families llama, qwen3, mistral and gemma3"
             ) from error
         raise ModelError(f"cannot load the model {path!r}: {_first_line(error)}") from error
     try:
