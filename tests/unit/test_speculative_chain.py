@@ -290,7 +290,7 @@ def taking(path: str) -> Iterator[None]:
     """Go one way of the code: that for an accelerator runs here too."""
     with pytest.MonkeyPatch.context() as patch:
         if path == "accelerator":
-            patch.setattr(ranking, "_is_on_processor", lambda values: False)
+            patch.setattr(ranking, "is_on_processor", lambda values: False)
         yield
 
 

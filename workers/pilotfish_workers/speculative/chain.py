@@ -33,6 +33,15 @@ from pilotfish_workers.speculative.sampler import Sampler
 __all__ = ["ChainRow", "apply_chain", "law_of"]
 
 
+with np.errstate(divide="ignore"):
+    _BIAS_OF_BITS = np.log(
+        np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+        dtype=np.float32,
+    )
+"""What the eight bits of a byte add to the logits of their tokens: a mask laid on by adding is
+several times faster than one that chooses, whatever the bits are."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainRow:
     """What a row of logits is for: the token after `drafted`.
@@ -76,7 +85,6 @@ def apply_chain(logits: torch.Tensor, rows: Sequence[ChainRow]) -> torch.Tensor:
     _penalise(chain, rows)
     _forbid_tokens(chain, rows)
     _forbid_others(chain, rows)
-    _forbid_unstructured(chain, rows)
     _sample(chain, rows)
     return chain
 
@@ -110,7 +118,7 @@ class _Fixed:
     Attributes:
         bias_ids: int64, on the device.
         bias: float64, on the device, one for each of them.
-        allowed: int64, on the device; None for all.
+        allowed: int32 `[ceil(V / 32)]`, the bits of `params.allowed_token_ids`.
         bad_ids: tokens that are bad words by themselves.
         bad_ends: for the last but one token of each longer bad word, the tokens before its last
             one, and the last one.
@@ -119,7 +127,7 @@ class _Fixed:
 
     bias_ids: torch.Tensor
     bias: torch.Tensor
-    allowed: torch.Tensor | None
+    allowed: NDArray[np.int32]
     stop_ids: NDArray[np.int64]
     bad_ids: NDArray[np.int64]
     bad_ends: dict[int, list[tuple[list[int], int]]]
@@ -138,9 +146,6 @@ def _fixed_of(sampler: Sampler, chain: torch.Tensor) -> _Fixed:
 def _build_fixed(sampler: Sampler, size: int, device: torch.device) -> _Fixed:
     params = sampler.params
     bias = {token: value for token, value in params.logit_bias if token < size}
-    allowed = None
-    if params.allowed_token_ids is not None:
-        allowed = torch.from_numpy(_known(params.allowed_token_ids, size)).to(device)
     # transformers does not take an end of the output for a bad word
     bad_ids = {word[0] for word in sampler.bad_words if len(word) == 1} - {*sampler.stop_ids}
     bad_ends: dict[int, list[tuple[list[int], int]]] = {}
@@ -150,7 +155,7 @@ def _build_fixed(sampler: Sampler, size: int, device: torch.device) -> _Fixed:
     return _Fixed(
         bias_ids=torch.tensor([*bias], dtype=torch.int64, device=device),
         bias=torch.tensor([*bias.values()], dtype=torch.float64, device=device),
-        allowed=allowed,
+        allowed=_bits(_known(params.allowed_token_ids or (), size), size),
         stop_ids=_known(sampler.stop_ids, size),
         bad_ids=_known(bad_ids, size),
         bad_ends=bad_ends,
@@ -162,11 +167,23 @@ def _known(ids: Iterable[int], size: int) -> NDArray[np.int64]:
     return np.array(sorted({token for token in ids if token < size}), np.int64)
 
 
+def _bits(ids: NDArray[np.int64], size: int) -> NDArray[np.int32]:
+    is_set = np.zeros(_num_words(size) * 32, np.uint8)
+    is_set[ids] = 1
+    return np.packbits(is_set, bitorder="little").view("<i4").astype(np.int32)
+
+
+def _num_words(size: int) -> int:
+    return (size + 31) // 32
+
+
 def _add_bias(chain: torch.Tensor, rows: Sequence[ChainRow]) -> None:
     at = [number for number, row in enumerate(rows) if row.sampler.params.logit_bias]
     if at:
         fixed = [_fixed_of(rows[number].sampler, chain) for number in at]
-        places = _places(chain, at, [one.bias_ids for one in fixed])
+        sizes = [len(one.bias_ids) for one in fixed]
+        starts = torch.from_numpy(np.repeat(np.array(at, np.int64) * chain.shape[1], sizes))
+        places = torch.cat([one.bias_ids for one in fixed]) + starts.to(chain.device)
         chain.view(-1).index_add_(0, places, torch.cat([one.bias for one in fixed]).to(chain.dtype))
 
 
@@ -229,48 +246,39 @@ def _bad_tokens(row: ChainRow, chain: torch.Tensor) -> list[NDArray[np.int64]]:
 
 
 def _forbid_others(chain: torch.Tensor, rows: Sequence[ChainRow]) -> None:
-    """All tokens but those that are allowed."""
+    """All tokens but those that are allowed, by the job and by its structure."""
     at: list[int] = []
-    ids: list[torch.Tensor] = []
+    masks: list[NDArray[np.int32]] = []
     for number, row in enumerate(rows):
-        if row.sampler.params.allowed_token_ids is not None:
-            allowed = _fixed_of(row.sampler, chain).allowed
-            if allowed is not None:
-                at.append(number)
-                ids.append(allowed)
-    if at:
-        places = _places(chain, at, ids)
-        flat = chain.view(-1)
-        kept = flat[places]
-        chain.index_fill_(0, torch.tensor(at, device=chain.device), -math.inf)
-        flat[places] = kept
-
-
-def _forbid_unstructured(chain: torch.Tensor, rows: Sequence[ChainRow]) -> None:
-    at: list[int] = []
-    words: list[NDArray[np.int32]] = []
-    size = chain.shape[1]
-    for number, row in enumerate(rows):
-        if row.allowed is not None:
-            if row.allowed.shape != ((size + 31) // 32,):
-                raise ValueError(f"a mask of shape {row.allowed.shape} for {size} tokens")
+        mask = _mask_of(row, chain)
+        if mask is not None:
             at.append(number)
-            words.append(row.allowed)
+            masks.append(mask)
     if at:
-        forbidden = _unpacked(np.stack(words), chain) == 0
-        ranking.on_rows(chain, at, lambda part: ranking.forbid(part, forbidden))
+        bias = _bias_of(np.stack(masks), chain)
+        ranking.on_rows(chain, at, lambda part: part.add_(bias))
 
 
-def _unpacked(words: NDArray[np.int32], chain: torch.Tensor) -> torch.Tensor:
-    """uint8 `[n, V]`: the bits of `[n, ceil(V / 32)]` words, on the device of `chain`."""
+def _mask_of(row: ChainRow, chain: torch.Tensor) -> NDArray[np.int32] | None:
+    """The bits of the tokens that may come; None where all may."""
+    if row.allowed is not None and row.allowed.shape != (_num_words(chain.shape[1]),):
+        raise ValueError(f"a mask of shape {row.allowed.shape} for {chain.shape[1]} tokens")
+    if row.sampler.params.allowed_token_ids is None:
+        return row.allowed
+    allowed = _fixed_of(row.sampler, chain).allowed
+    return allowed if row.allowed is None else allowed & row.allowed
+
+
+def _bias_of(words: NDArray[np.int32], chain: torch.Tensor) -> torch.Tensor:
+    """float32 `[n, V]`: 0 where a bit of `[n, ceil(V / 32)]` words is set, else −inf; on the
+    device of `chain`."""
     octets = words.astype("<i4", copy=False).view(np.uint8)
-    size = chain.shape[1]
-    if chain.device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(octets, axis=1, count=size, bitorder="little"))
-    # an eighth of the bytes travels
-    places = torch.arange(8, dtype=torch.uint8, device=chain.device)
-    bits = (torch.from_numpy(octets).to(chain.device)[:, :, None] >> places) & 1
-    return bits.flatten(1)[:, :size]
+    if ranking.is_on_processor(chain):
+        bias = torch.from_numpy(np.take(_BIAS_OF_BITS, octets, axis=0))
+    else:  # an eighth of the bytes travels
+        table = torch.from_numpy(_BIAS_OF_BITS).to(chain.device)
+        bias = table[torch.from_numpy(octets).to(chain.device).long()]
+    return bias.flatten(1)[:, : chain.shape[1]]
 
 
 def _sample(chain: torch.Tensor, rows: Sequence[ChainRow]) -> None:
@@ -306,10 +314,3 @@ def _keep(
     if at:
         chosen = [[values[row] for row in at] for values in parameters]
         ranking.on_rows(logits, at, lambda part: step(part, *chosen))
-
-
-def _places(chain: torch.Tensor, rows: Sequence[int], ids: Sequence[torch.Tensor]) -> torch.Tensor:
-    """int64 `[n]`: where tokens stand in the flat logits, `ids[i]` in row `rows[i]`."""
-    sizes = [len(part) for part in ids]
-    starts = np.repeat(np.array(rows, np.int64) * chain.shape[1], sizes)
-    return torch.cat([*ids]) + torch.from_numpy(starts).to(chain.device)
