@@ -38,9 +38,16 @@ class TargetLaws:
     """
 
     def __init__(self, logits: torch.Tensor) -> None:
-        peak = logits.amax(-1, keepdim=True)
-        self._weights = torch.sub(logits, peak).exp_()
-        self._totals = self._weights.sum(-1, dtype=torch.float64)
+        if logits.device.type == "cpu":
+            # torch's exp takes ten times as long where much is −inf
+            with np.errstate(invalid="ignore"):  # −inf − −inf, in a row without any token
+                weights = np.subtract(logits.numpy(), logits.numpy().max(-1, keepdims=True))
+                np.exp(weights, out=weights)
+            totals = weights.sum(-1, dtype=np.float64)
+            self._weights, self._totals = torch.from_numpy(weights), torch.from_numpy(totals)
+        else:
+            self._weights = torch.sub(logits, logits.amax(-1, keepdim=True)).exp_()
+            self._totals = self._weights.sum(-1, dtype=torch.float64)
 
     def at(self, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """float64 `[n]`: the probability of each token in its row; 0 for one that is not in the
