@@ -74,7 +74,9 @@ def test_any_whole_number_is_a_seed_modulo_two_to_the_64(seed: int) -> None:
 
 
 def test_a_job_with_a_seed_has_its_coins_and_one_without_those_of_its_id() -> None:
-    assert Coins.of_job("a", 5, 2).token(1) == Coins(5, 2).token(1) == Coins.of_job("b", 5, 2).token(1)
+    assert (
+        Coins.of_job("a", 5, 2).token(1) == Coins(5, 2).token(1) == Coins.of_job("b", 5, 2).token(1)
+    )
     own = int.from_bytes(hashlib.sha256(b"a").digest()[:8], "little")
     assert Coins.of_job("a", None, 2).token(1) == Coins(own, 2).token(1)
     assert Coins.of_job("b", None, 2).token(1) != Coins.of_job("a", None, 2).token(1)

@@ -99,7 +99,7 @@ def test_what_is_no_law_is_refused(raw: bytes, message: str) -> None:
 
 
 def test_the_greatest_weights_do_not_overflow() -> None:
-    law = law_of({token: HUGE for token in range(64)})
+    law = law_of(dict.fromkeys(range(64), HUGE))
     assert law.probability(3) == 1 / 64
     assert law.draw(0.999) == 63
 
