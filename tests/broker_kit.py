@@ -49,13 +49,23 @@ class Worker:
         *,
         drafted: int = 0,
         accepted: int = 0,
+        near_ties: int = 0,
         logprobs: bytes = b"",
         prompt_logprobs: bytes = b"",
         frame: Frame | None = None,
         inbox: str = "",
     ) -> str:
         tail = Tail(
-            job, epoch, expected, tokens, text, drafted, accepted, logprobs, prompt_logprobs
+            job,
+            epoch,
+            expected,
+            tokens,
+            text,
+            drafted,
+            accepted,
+            near_ties,
+            logprobs,
+            prompt_logprobs,
         )
         return self.own.commit([Commit(tail, frame, inbox)])[0]
 

@@ -35,6 +35,7 @@ class Tail:
         expected: committed output tokens before these.
         text: characters that became visible.
         drafted, accepted: of the proposal that this round verified; 0 for plain decoding.
+        near_ties: tokens of these that rounding in half precision may have decided.
         logprobs: packed log-probabilities of each of `tokens`, or nothing.
         prompt_logprobs: packed ones of the prompt's tokens from the second on, or nothing; they
             belong into one tail of a job.
@@ -47,6 +48,7 @@ class Tail:
     text: str = ""
     drafted: int = 0
     accepted: int = 0
+    near_ties: int = 0
     logprobs: bytes = b""
     prompt_logprobs: bytes = b""
 
@@ -59,6 +61,7 @@ class Tail:
             len(self.text),
             self.drafted,
             self.accepted,
+            self.near_ties,
             self.logprobs,
             self.prompt_logprobs,
         ]

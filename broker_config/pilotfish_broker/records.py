@@ -30,8 +30,8 @@ def new_job_id() -> str:
 class JobRecord:
     """One reading of a job record. Times are milliseconds of Redis's clock, 0 where not yet.
 
-    `committed`, `rounds`, `drafted` and `accepted` count tokens (rounds: target passes that
-    committed tokens of this job); `visible` counts characters. The owner's nonce is not among
+    `committed`, `rounds`, `drafted`, `accepted` and `near_ties` count tokens (rounds: target
+    passes that committed tokens of this job; near ties: see docs/sampling.md); `visible` counts characters. The owner's nonce is not among
     them: whoever has it can commit, and readers need not.
     """
 
@@ -46,6 +46,7 @@ class JobRecord:
     rounds: int
     drafted: int
     accepted: int
+    near_ties: int
     prompt_ids: list[int] | None
     fingerprint: str
     submitted_ms: int
@@ -75,6 +76,7 @@ class JobRecord:
             rounds=number("rounds"),
             drafted=number("drafted"),
             accepted=number("accepted"),
+            near_ties=number("near_ties"),
             prompt_ids=None if prompt is None else unpack_ids(prompt),
             fingerprint=text("fingerprint"),
             submitted_ms=number("submitted_ms"),

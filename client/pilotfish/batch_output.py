@@ -55,7 +55,10 @@ def _body(request: Request, result: Result) -> dict[str, Any]:
             "completion_tokens": num_tokens,
             "total_tokens": result.prompt_tokens + num_tokens,
         },
-        "metrics": {"speculative_decoding": _speculation(samples, num_tokens)},
+        "metrics": {
+            "speculative_decoding": _speculation(samples, num_tokens),
+            "num_near_ties": sum(sample.near_ties for sample in samples),
+        },
     }
     if request.params.prompt_logprobs is not None:  # the samples have the prompt in common
         body["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)

@@ -45,6 +45,8 @@ class Result:
         prompt_tokens: 0 where it ended before its prompt was read.
         rounds: target passes that committed tokens of this job.
         drafted, accepted: drafted tokens that were verified, and those of them that were kept.
+        near_ties: output tokens that rounding in half precision may have decided; see
+            docs/sampling.md.
         started_ms, finished_ms: milliseconds of Redis's clock; 0 where it never started.
         sample: which of the job's samples this is.
         logprobs: log-probabilities of each of `token_ids`; empty where none were asked for.
@@ -67,6 +69,7 @@ class Result:
     started_ms: int
     finished_ms: int
     sample: int = 0
+    near_ties: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     others: tuple[Result, ...] = ()
@@ -118,6 +121,7 @@ class Result:
             rounds=record.rounds,
             drafted=record.drafted,
             accepted=record.accepted,
+            near_ties=record.near_ties,
             started_ms=record.started_ms,
             finished_ms=record.finished_ms,
             sample=record.spec.sample,

@@ -24,6 +24,7 @@ class Summary:
         seconds: from the first admission to the last completion, without the pauses between the
             parts of a run that was stopped and continued.
         rounds: job rounds: target passes that committed tokens, counted for each sample.
+        near_ties: output tokens that rounding in half precision may have decided.
         startup_seconds: until all workers were ready, at the last start of a continued run; 0
             where they ran already.
     """
@@ -36,6 +37,7 @@ class Summary:
     rounds: int
     drafted: int
     accepted: int
+    near_ties: int
     startup_seconds: float
 
     @property
@@ -78,7 +80,7 @@ def summarise(
             continue
         if record.spec.sample == 0:
             sums["prompt"] += len(record.prompt_ids or ())
-        for name in ("committed", "rounds", "drafted", "accepted"):
+        for name in ("committed", "rounds", "drafted", "accepted", "near_ties"):
             sums[name] += getattr(record, name)
         if record.started_ms:
             first = min(first or record.started_ms, record.started_ms)
@@ -92,6 +94,7 @@ def summarise(
         rounds=sums["rounds"],
         drafted=sums["drafted"],
         accepted=sums["accepted"],
+        near_ties=sums["near_ties"],
         startup_seconds=round(startup_seconds, 3),
     )
 

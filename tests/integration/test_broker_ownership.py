@@ -117,7 +117,7 @@ def test_a_commit_appends_at_the_length_it_expects_and_once(bench: Bench) -> Non
     bench.submit("a")
     worker = bench.worker("w")
     worker.own.claim("a")
-    assert worker.commit("a", 1, 0, [1, 2], "xy", drafted=4, accepted=1) == "ok"
+    assert worker.commit("a", 1, 0, [1, 2], "xy", drafted=4, accepted=1, near_ties=2) == "ok"
     before = bench.dump()
     assert worker.commit("a", 1, 0, [1, 2], "xy", drafted=4, accepted=1) == "already"
     assert worker.commit("a", 1, 0, [1, 3], "xz") == "fenced", "other tokens at the same place"
@@ -130,7 +130,7 @@ def test_a_commit_appends_at_the_length_it_expects_and_once(bench: Bench) -> Non
     assert worker.commit("a", 1, 2, [3], "z") == "ok"
     record = bench.records.get("a")
     assert (record.committed, record.visible, record.rounds) == (3, 3, 2)
-    assert (record.drafted, record.accepted) == (4, 1)
+    assert (record.drafted, record.accepted, record.near_ties) == (4, 1, 2)
     assert bench.tokens("a") == [1, 2, 3]
 
 
@@ -252,7 +252,7 @@ def test_frames_find_their_inboxes_past_log_probabilities(bench: Bench) -> None:
         ),
         Commit(Tail("b", 1, 0, [2], "y", prompt_logprobs=pack_logprobs(known(7)))),
         Commit(
-            Tail("c", 1, 0, [3], "z", 4, 1, pack_logprobs(known(3)), pack_logprobs(known(8))),
+            Tail("c", 1, 0, [3], "z", 4, 1, 0, pack_logprobs(known(3)), pack_logprobs(known(8))),
             verdict(3),
             "pf:inbox:d2",
         ),

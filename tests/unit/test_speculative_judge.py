@@ -150,7 +150,9 @@ def test_at_temperature_0_a_token_nearly_as_likely_as_the_best_is_rejected(way: 
 def test_the_lowest_id_wins_a_tie(way: str, dtype: torch.dtype) -> None:
     logits = torch.zeros(1, VOCAB, dtype=dtype)
     logits[0, [9, 5, 10]] = 1.0
-    assert run_one(logits, Case(sampler(**WAYS[way]))) == Outcome(0, 5)
+    is_narrow = dtype in (torch.bfloat16, torch.float16)
+    wanted = Outcome(0, 5, near_ties=(0,) if is_narrow else ())
+    assert run_one(logits, Case(sampler(**WAYS[way]))) == wanted
 
 
 # --- sampled ---

@@ -22,7 +22,8 @@ local function field(entry, name)
 end
 
 -- Append tokens at the expected length. Returns 'ok', 'already' or 'fenced'.
--- c: expected, count, ids, text, text_length, drafted, accepted, logprobs, prompt_logprobs
+-- c: expected, count, ids, text, text_length, drafted, accepted, near_ties, logprobs,
+--    prompt_logprobs
 local function append(job, tokens, c)
   local length = tonumber(redis.call('HGET', job, 'committed'))
   if c.count == 0 and c.text_length == 0 and c.prompt_logprobs == '' then
@@ -55,6 +56,7 @@ local function append(job, tokens, c)
     redis.call('HINCRBY', job, 'drafted', c.drafted)
     redis.call('HINCRBY', job, 'accepted', c.accepted)
   end
+  if c.near_ties > 0 then redis.call('HINCRBY', job, 'near_ties', c.near_ties) end
   return 'ok'
 end
 

@@ -8,7 +8,7 @@ local score = redis.call('INCR', KEYS[3]) - tonumber(ARGV[5]) * 1e13
 redis.call('HSET', KEYS[1], 'spec', ARGV[2], 'checksum', ARGV[3], 'model', ARGV[4],
            'priority', ARGV[5], 'group', ARGV[6], 'score', string.format('%.0f', score),
            'status', 'queued', 'owner', '', 'worker', '', 'epoch', 0, 'attempts', 0,
-           'committed', 0, 'visible', 0, 'rounds', 0, 'drafted', 0, 'accepted', 0,
+           'committed', 0, 'visible', 0, 'rounds', 0, 'drafted', 0, 'accepted', 0, 'near_ties', 0,
            'submitted_ms', now_ms())
 redis.call('ZADD', KEYS[2], string.format('%.0f', score), ARGV[1])
 return 'created'

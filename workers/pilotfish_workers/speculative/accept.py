@@ -62,12 +62,15 @@ class Outcome:
         logprobs: for each accepted token and for `token` (if there is one), where the job wants
             them.
         scored: the same for the prompt tokens that were to be scored.
+        near_ties: which of these tokens (0 is the first accepted one) the target chose so narrowly
+            that rounding in half precision may have decided; greedy and `coupled` only.
     """
 
     num_accepted: int
     token: int
     logprobs: list[TokenLogprobs] | None = None
     scored: list[TokenLogprobs] | None = None
+    near_ties: tuple[int, ...] = ()
 
     def tokens(self, drafted: Sequence[int]) -> list[int]:
         """The tokens to commit."""

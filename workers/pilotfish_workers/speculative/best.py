@@ -13,9 +13,11 @@ def best_tokens(logits: torch.Tensor) -> list[int]:
     if logits.shape[0] == 0:
         return []
     # argmax ranks NaN highest, then +inf: if the best one is finite, all logits are usable
-    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
-        # vectorised, which torch's is not
-        ids = torch.from_numpy(logits.numpy().argmax(-1, keepdims=True))
+    if logits.device.type == "cpu":
+        # numpy's argmax is vectorised, which torch's is not: in half precision a copy included, it
+        # takes a tenth of the time
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        ids = torch.from_numpy(wide.numpy().argmax(-1, keepdims=True))
     else:
         ids = logits.argmax(-1, keepdim=True)
     is_usable = logits.gather(1, ids).isfinite()

@@ -62,7 +62,7 @@ def _draw_chained(logits: torch.Tensor, rows: list[int], draws: Sequence[Draw]) 
         if token == BAD_LOGITS:
             token = why_none(chained[place])
         elif sampler.rule == "coupled":
-            token = gumbel_argmax(chained[place], sampler.coins, position)
+            token, _ = gumbel_argmax(chained[place], sampler.coins, position)
         elif sampler.rule != "greedy":
             by_law.append(place)
         drawn.append(Drawn(token))

@@ -19,6 +19,7 @@ from pilotfish_workers.speculative.chain import ChainRow, apply_chain
 from pilotfish_workers.speculative.gumbel import gumbel_argmax
 from pilotfish_workers.speculative.judged_rows import JudgedRows
 from pilotfish_workers.speculative.logprobs import Scored, token_logprobs
+from pilotfish_workers.speculative.near_ties import is_rounded, leads, resolutions
 from pilotfish_workers.speculative.sampler import Case
 from pilotfish_workers.speculative.target_laws import take_rows
 
@@ -59,9 +60,14 @@ def judge(
         elif part.case.is_judged:
             targets = best[part.judged : part.judged + part.num_rows]
             part.outcome = accept_greedy(part.case.drafted, targets)
+            if is_rounded(logits):
+                part.leads = leads(logits[part.judged : part.judged + _num_emitted(part)])
     if chained:
         _judge_chained(logits, best, chained)
-    _add_logprobs(logits, [part for part in parts if part is not None])
+    mine = [part for part in parts if part is not None]
+    if is_rounded(logits):
+        _add_near_ties(logits, mine)
+    _add_logprobs(logits, mine)
     return [None if part is None else part.outcome for part in parts]
 
 
@@ -89,6 +95,8 @@ def _judge_chained(logits: torch.Tensor, best: Sequence[int], parts: Sequence[Ju
         rule = part.case.sampler.rule
         if rule == "greedy":
             part.outcome = _follow(part, mine.__getitem__)
+            if is_rounded(logits):
+                part.leads = leads(chained[part.place : part.place + _num_emitted(part)])
         elif rule == "coupled":
             part.outcome = _follow(part, _coupled(part, chained))
         else:
@@ -129,7 +137,35 @@ def _follow(part: JudgedRows, choose: Callable[[int], int]) -> Outcome:
 
 def _coupled(part: JudgedRows, chained: torch.Tensor) -> Callable[[int], int]:
     sampler, base = part.case.sampler, part.case.sampler.position
-    return lambda index: gumbel_argmax(chained[part.place + index], sampler.coins, base + index)
+
+    def choose(index: int) -> int:
+        token, lead = gumbel_argmax(chained[part.place + index], sampler.coins, base + index)
+        part.leads.append(lead)
+        return token
+
+    return choose
+
+
+def _num_emitted(part: JudgedRows) -> int:
+    return part.outcome.num_accepted + (part.outcome.token >= 0)
+
+
+def _add_near_ties(logits: torch.Tensor, parts: Sequence[JudgedRows]) -> None:
+    """Note the emitted tokens that were chosen narrowly, where `leads` were looked at."""
+    for part in parts:
+        tokens = part.outcome.tokens(part.case.drafted)[: _num_emitted(part)]
+        if not part.leads or not tokens:
+            continue
+        rows = range(part.judged, part.judged + len(tokens))
+        heat = part.case.sampler.params.temperature or 1.0  # leads are of logits divided by it
+        near = [
+            index
+            for index, (lead, step) in enumerate(
+                zip(part.leads, resolutions(logits, rows, tokens), strict=False)
+            )
+            if lead * heat <= step
+        ]
+        part.outcome = replace(part.outcome, near_ties=tuple(near))
 
 
 def _add_logprobs(logits: torch.Tensor, parts: Sequence[JudgedRows]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pilotfish_workers.speculative.accept import NOT_JUDGED, NOTHING_ALLOWED, Outcome
 from pilotfish_workers.speculative.sampler import Case
@@ -21,6 +21,7 @@ class JudgedRows:
         ending: what stands for the token after the last of `num_rows`, if they are fewer.
         place: the first judging row in the tensor at hand, which may hold some rows only.
         outcome: what is decided so far.
+        leads: how far the chosen token of each judging row was ahead, where that is looked at.
     """
 
     case: Case
@@ -29,6 +30,7 @@ class JudgedRows:
     ending: int = NOTHING_ALLOWED
     place: int = 0
     outcome: Outcome = _UNDECIDED
+    leads: list[float] = field(default_factory=list)
 
     @classmethod
     def split(cls, cases: Sequence[Case | None], counts: Sequence[int]) -> list[JudgedRows | None]:

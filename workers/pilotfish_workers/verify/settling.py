@@ -107,6 +107,7 @@ def settle(sequence: Sequence, drafted: list[int], outcome: Outcome) -> tuple[Ta
         text,
         num_drafted,
         num_accepted,
+        near_ties=sum(index < len(tokens) for index in outcome.near_ties),
         logprobs=_details(sequence, tokens, outcome.logprobs),
         prompt_logprobs=prompt_logprobs,
     )
