@@ -26,6 +26,7 @@ from pilotfish_workers.speculative.target_laws import TargetLaws, Wanted
 from tests.law_kit import ALPHA, Engine, Toy, Unlike, expected, p_value
 
 NUM_SAMPLES = 1000
+MANY_SAMPLES = 8000
 NUM_TOKENS = 3
 TARGET, DRAFTER = Toy(1, 7), Toy(2, 7)
 LARGER_DRAFTER = Toy(4, 9)
@@ -120,7 +121,7 @@ def test_the_law_is_the_targets_with_parameters_together(name: str, rule: str) -
 def test_the_law_is_the_targets_with_each_parameter(
     name: str, temperature: float, rule: str
 ) -> None:
-    check({"temperature": temperature, **ALONE[name]}, rule, 20_000)
+    check({"temperature": temperature, **ALONE[name]}, rule, MANY_SAMPLES)
 
 
 @pytest.mark.parametrize("rule", QUICK_BLOCK)
