@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from pilotfish_broker.sampling import SamplingParams
 from pilotfish_workers.model import grammar_constraint
+from pilotfish_workers.model.grammar import Grammars
+from pilotfish_workers.model.grammar_constraint import GrammarConstraint, bits
 from pilotfish_workers.model.text import Text
 from pilotfish_workers.speculative.sampler import Constraint
 from tests.grammar_kit import (
@@ -205,6 +208,55 @@ def test_no_grammar_allows_a_special_token_or_one_without_text(text: Text) -> No
         assert found.isdisjoint({1, 2}), "<user> and <assistant>"
         assert max(found) < text.vocab_size
         assert not allowed(made.masks([], [1])[1]), "nor is it taken as a draft"
+
+
+def test_an_end_with_a_text_of_its_own_is_an_end_and_no_text(text: Text) -> None:
+    a, b, c = (text.vocabulary().index(letter) for letter in "abc")
+    made = constraint(text, eos=(b,), regex="a[bc]?")
+    assert [allowed(row) for row in made.masks([], [a, c])] == [{a}, {b, c}, {b}]
+    assert next_of(constraint(text, eos=(b,), regex="a[bc]"), [a]) == {c}
+
+
+def test_the_vocabulary_has_the_last_word_on_what_is_text() -> None:
+    """Whatever the library thinks of a token."""
+
+    class Tokens:
+        eos_token_id, bos_token_id = 0, None
+        tokens = (b"", b"a", b"b")
+
+        def __call__(self, text: bytes) -> list[int]:
+            raise NotImplementedError
+
+    @dataclass
+    class Narrow:
+        size = 3
+        texts, ends, end_ids = bits([1], 3), bits([0], 3), frozenset({0})
+
+    tokenizer = LLTokenizer(TokenizerWrapper(Tokens()), eos_token=[0])
+    made = GrammarConstraint(Narrow(), lambda: LLMatcher(tokenizer, "start: /[ab]*/", log_level=0))
+    assert [allowed(row) for row in made.masks([], [1, 2, 1])] == [{0, 1}, {0, 1}, set(), set()]
+
+
+def test_tokens_with_a_byte_that_no_text_has_are_left_out() -> None:
+    """llguidance takes 0xFF at the beginning of a token for a sign of its own."""
+
+    class Bytes:
+        texts = (b"</s>", *(bytes([byte]) for byte in range(256)), b"\xff\xfe", b"a\xff")
+        vocab_size = len(texts)
+
+        def token_bytes(self, token_id: int) -> bytes:
+            return self.texts[token_id]
+
+        def word_ids(self, word: str) -> list[tuple[int, ...]]:
+            return [tuple(byte + 1 for byte in word.encode())]
+
+    words = Bytes()
+    grammars = Grammars(words, lambda token: token == 0, vocab_size=words.vocab_size, eos_ids=[0])
+    made = grammars.compile(
+        SamplingParams(grammar='%llguidance {"allow_invalid_utf8": true}\nstart: /(?s-u:.*)/')
+    )
+    assert made is not None
+    assert next_of(made) == set(range(words.vocab_size)) - {256, 257}
 
 
 @pytest.mark.parametrize("size", [288, 289, 319, 320, 1000])
