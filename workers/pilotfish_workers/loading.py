@@ -6,8 +6,8 @@ from typing import Protocol
 
 from pilotfish_broker.settings import Settings
 from pilotfish_workers import simulated
-from pilotfish_workers.model.interface import Model
 from pilotfish_workers.model.detokenizer import Detokenizer
+from pilotfish_workers.model.interface import Model
 from pilotfish_workers.sampling import Words
 
 

@@ -47,8 +47,7 @@ def build_sampler(
             target rejects what they forbid.
 
     Raises:
-        PilotfishError: the structured output cannot be compiled, the committed output breaks it, or a
-            bad word has no tokens.
+        PilotfishError: the structured output cannot be compiled, or a bad word has no tokens.
     """
     bad: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:
@@ -59,7 +58,7 @@ def build_sampler(
     constraint = None
     if words is not None and params.is_structured:
         constraint = words.constraint(params, vocab_size=vocab_size, eos_ids=eos_ids)
-    sampler = Sampler(
+    return Sampler(
         params=params,
         coins=Coins.of_job(job, params.seed, sample),
         tokens=tokens,
@@ -68,8 +67,6 @@ def build_sampler(
         bad_words=tuple(bad),
         constraint=constraint,
     )
-    sampler.masks(())  # here, not in an engine, the grammar follows the output that is there already
-    return sampler
 
 
 def refuse_sampling(params: SamplingParams) -> None:
