@@ -491,6 +491,41 @@ def test_top_p_counts_among_what_top_k_kept(path: str) -> None:
     assert alone == [2, -INF, 2, 2, -INF, 2]
 
 
+@pytest.mark.parametrize(("size", "top_k"), [(700, 1), (20000, 1), (20000, 600)])
+def test_all_that_tie_with_the_kth_weigh_in_top_p_however_many(
+    path: str, size: int, top_k: int
+) -> None:
+    rows = job([0], temperature=1, top_k=top_k, top_p=0.6 - 0.5 / size).rows()
+    logits = torch.zeros(1, size)
+    logits[0, ::10] = -1.0
+    ids = apply_chain(logits, rows).isfinite()[0].nonzero().squeeze(1).tolist()
+    tied = [token for token in range(size) if token % 10]
+    assert ids == tied[-round(0.6 * len(tied)) :]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "probabilities", "num_kept"),
+    [
+        # without the last one the first two have 0.77
+        pytest.param({"top_p": 0.75, "min_p": 0.4}, [0.4, 0.3, 0.2, 0.1], 3, id="top_p, min_p"),
+        # without the last one the two that are nearest to the entropy have 0.84
+        pytest.param(
+            {"min_p": 0.25, "typical_p": 0.82}, [0.5, 0.3, 0.15, 0.05], 2, id="min_p, typical_p"
+        ),
+        # at temperature 1 two would have it
+        pytest.param(
+            {"temperature": 2.0, "top_p": 0.75}, [0.6, 0.2, 0.11, 0.09], 3, id="temperature, top_p"
+        ),
+    ],
+)
+def test_cuts_come_in_their_order(
+    path: str, cuts: dict[str, float], probabilities: list[float], num_kept: int
+) -> None:
+    row = [math.log(probability) for probability in probabilities]
+    chain = chain_of(row, job([0], **{"temperature": 1.0, **cuts}))
+    assert [value > -INF for value in chain] == [place < num_kept for place in range(4)]
+
+
 @pytest.mark.parametrize("size", [6, 700, 9000])
 def test_of_ties_at_top_ps_cut_the_highest_ids_stay(path: str, size: int) -> None:
     row = torch.zeros(1, size)
@@ -598,29 +633,38 @@ def test_a_drafted_token_that_the_vocabulary_lacks_is_passed_over(unknown: int) 
 
 # --- many rows together -------------------------------------------------------------------------
 
-MIXED = [
-    job([0], temperature=0),
-    job([0, 1], [2], [3], temperature=0, logit_bias=((1, 2.0), (5, 1.0)), repetition_penalty=1.3),
-    job([0], temperature=1),
-    job([1], [2], [2, 2], temperature=0.7, top_k=50, frequency_penalty=0.3),
-    job([0], temperature=1.4, top_p=0.8),
-    job([2], [], [1], temperature=0.9, top_k=700, top_p=0.95, min_p=0.01, bad_words=((2, 1, 4),)),
-    job([0], [1], [], temperature=1, typical_p=0.6, min_tokens=4, stop_ids=(7, 8)),
-    job([0], temperature=1.1, allowed_token_ids=tuple(range(0, 1500, 3)), top_p=0.5),
-    job([0], temperature=1, min_p=0.1),
-    job([0], temperature=0, masks=[[token % 2 == 0 for token in range(1500)]]),
-    job([0], temperature=2.5, typical_p=0.95, top_k=1400, presence_penalty=1.0),
-    job([0], temperature=0.4, masks=[[token % 5 == 0 for token in range(1500)]], top_p=0.9),
-]
+
+def mixed(size: int) -> list[ChainRow]:
+    """Rows of jobs that have little in common; `size` is at least 1500."""
+    even = [[token % 2 == 0 for token in range(size)]]
+    fifth = [[token % 5 == 0 for token in range(size)]]
+    works = [
+        job([0], temperature=0),
+        job([0, 1], [2], [3], logit_bias=((1, 2.0), (5, 1.0)), repetition_penalty=1.3),
+        job([0], temperature=1),
+        job([1], [2], [2, 2], temperature=0.7, top_k=50, frequency_penalty=0.3),
+        job([0], temperature=1.4, top_p=0.8),
+        job([2], [], [1], temperature=0.9, top_k=700, top_p=0.95, min_p=0.01, bad_words=((2, 1),)),
+        job([0], [1], [], temperature=1, typical_p=0.6, min_tokens=4, stop_ids=(7, 8)),
+        job([0], temperature=1.1, allowed_token_ids=tuple(range(0, size, 3)), top_p=0.5),
+        job([0], temperature=1, min_p=0.1),
+        job([0], temperature=0, masks=even),
+        job([0], temperature=2.5, typical_p=0.95, top_k=1400, presence_penalty=1.0),
+        job([0], temperature=0.4, masks=fifth, top_p=0.9),
+        job([0], temperature=1.2, top_p=0.7, typical_p=0.3),
+        job([0], temperature=1.2, top_p=0.9, typical_p=0.8),
+    ]
+    return [row for work in works for row in work.rows()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("kind", ["tied", "flat", "steep"])
+@pytest.mark.parametrize("size", [1500, 12001])
 def test_rows_together_equal_each_alone_to_the_last_bit(
-    path: str, dtype: torch.dtype, kind: str
+    path: str, size: int, dtype: torch.dtype, kind: str
 ) -> None:
-    rows = [row for work in MIXED for row in work.rows()]
-    logits = random_logits(5, len(rows), 1500, kind, dtype)
+    rows = mixed(size)
+    logits = random_logits(5, len(rows), size, kind, dtype)
     for order in (range(len(rows)), reversed(range(len(rows)))):
         numbers = [*order]
         together = apply_chain(logits[numbers], [rows[number] for number in numbers])
@@ -630,7 +674,7 @@ def test_rows_together_equal_each_alone_to_the_last_bit(
 
 
 def test_a_row_that_wants_nothing_keeps_its_logits_among_others() -> None:
-    rows = [row for work in MIXED for row in work.rows()]
+    rows = mixed(1500)
     logits = random_logits(6, len(rows), 1500, "steep")
     result = apply_chain(logits, rows)
     plain = [0, 3]
@@ -646,7 +690,7 @@ def test_where_no_row_wants_anything_nothing_is_copied() -> None:
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_single(path: str, half: torch.dtype) -> None:
-    rows = [row for work in MIXED for row in work.rows()]
+    rows = mixed(1500)
     logits = random_logits(8, len(rows), 1500, "flat").to(half)
     result = apply_chain(logits, rows)
     assert result.dtype == torch.float32
@@ -654,7 +698,7 @@ def test_half_precision_is_computed_in_single(path: str, half: torch.dtype) -> N
 
 
 def test_a_view_that_is_not_contiguous_gives_the_same_and_stays_as_it_is(path: str) -> None:
-    rows = [row for work in MIXED for row in work.rows()]
+    rows = mixed(1500)
     logits = random_logits(9, len(rows), 1500, "flat")
     across = logits.t().contiguous().t()
     before = across.clone()
@@ -662,12 +706,13 @@ def test_a_view_that_is_not_contiguous_gives_the_same_and_stays_as_it_is(path: s
     assert torch.equal(across, before)
 
 
-def test_a_broken_row_harms_no_other(path: str) -> None:
-    rows = [row for work in MIXED for row in work.rows()]
-    logits = random_logits(10, len(rows), 1500, "steep")
+@pytest.mark.parametrize("size", [1500, 12001])
+def test_a_broken_row_harms_no_other(path: str, size: int) -> None:
+    rows = mixed(size)
+    logits = random_logits(10, len(rows), size, "flat")
     whole = apply_chain(logits, rows)
     for value in (math.nan, INF, -INF):
-        for broken in range(len(rows)):
+        for broken in range(0, len(rows), 3):
             harmed = logits.clone()
             harmed[broken, ::2] = value
             if value == -INF:
@@ -684,7 +729,7 @@ def test_masks_and_indices_of_a_job_are_built_once(monkeypatch: pytest.MonkeyPat
     built = []
     real = chain._build_fixed
     monkeypatch.setattr(chain, "_build_fixed", lambda *args: built.append(args) or real(*args))
-    rows = [row for work in MIXED for row in work.rows()]
+    rows = mixed(1500)
     logits = random_logits(11, len(rows), 1500, "flat")
     first = apply_chain(logits, rows)
     num_built = len(built)

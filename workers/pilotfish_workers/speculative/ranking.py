@@ -190,8 +190,7 @@ def _few(ranks: torch.Tensor) -> tuple[NDArray[np.int64], list[int], list[bool]]
     if group > 1:
         grouped = size // group * group
         largest = ranks[:, :grouped].view(num_rows, group, -1).amax(1).numpy()
-        heads = np.concatenate([largest, entries[:, grouped:]], 1)
-        bounds = np.maximum(bounds, np.partition(heads, -_FEW)[:, -_FEW])
+        bounds = np.maximum(bounds, np.partition(largest, -_FEW)[:, -_FEW])
     places = np.flatnonzero(entries >= bounds[:, None])
     starts = np.searchsorted(places, np.arange(num_rows + 1) * size)
     return places, starts.tolist(), (bounds <= lowest).tolist()
