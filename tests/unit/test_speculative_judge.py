@@ -196,6 +196,27 @@ def test_a_token_that_is_drawn_without_a_draft_belongs_to_its_position(rule: str
         assert run_one(target.logits([own.tokens]), Case(own)) == Outcome(0, output[done])
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("num_accepted", [0, 1, 2])
+def test_the_last_token_is_drawn_with_the_coin_of_its_position(
+    rule: str, num_accepted: int
+) -> None:
+    """All tokens are equally likely there, so the coin can be read off the token."""
+    for seed in range(20):
+        output = [5] * (seed % 7)
+        own = sampler(seed, output, temperature=1.0, rule=rule)
+        logits = torch.full((3, VOCAB), -torch.inf)
+        logits[0, 4] = logits[1, 6] = 0.0
+        logits[num_accepted] = 0.0
+        logits[num_accepted, VOCAB - 1] = -torch.inf
+        drafted = [4, 6]
+        if num_accepted < 2:
+            drafted[num_accepted] = VOCAB - 1
+        uniform = Coins(seed).token(len(output) + num_accepted)
+        wanted = Outcome(num_accepted, int(uniform * (VOCAB - 1)))
+        assert run_one(logits, Case(own, drafted)) == wanted
+
+
 @pytest.mark.parametrize("rule", SAMPLED)
 def test_an_outcome_does_not_depend_on_what_else_is_in_the_pass(rule: str) -> None:
     cases, parts = [], []
