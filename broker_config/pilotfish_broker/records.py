@@ -30,9 +30,9 @@ def new_job_id() -> str:
 class JobRecord:
     """One reading of a job record. Times are milliseconds of Redis's clock, 0 where not yet.
 
-    `committed`, `rounds`, `drafted`, `accepted` and `near_ties` count tokens (rounds: target
-    passes that committed tokens of this job; near ties: see docs/sampling.md); `visible` counts characters. The owner's nonce is not among
-    them: whoever has it can commit, and readers need not.
+    `committed`, `rounds`, `drafted`, `accepted` and `near_ties` count tokens (rounds: target passes
+    that committed tokens of this job; near ties: see docs/sampling.md); `visible` counts characters.
+    The owner's nonce is not among them: whoever has it can commit, and readers need not.
     """
 
     id: str
