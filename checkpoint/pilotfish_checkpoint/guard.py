@@ -85,7 +85,7 @@ class Guard:
     def _enter(self) -> bool:
         with self._lock:
             self._left = [call for call in self._left if not call.done.is_set()]
-            if self._left or self._is_trying or self._clock() < self._closed_until:
+            if self._left or self._is_trying or self._is_pausing():
                 raise Refused
             self._is_trying = self._failures > 0
             return self._is_trying
@@ -107,8 +107,11 @@ class Guard:
             if is_fine:
                 self._failures = 0
                 return
-            now = self._clock()
-            if is_trial or now >= self._closed_until:  # calls that fail together count once
+            if is_trial or not self._is_pausing():  # calls that fail together count once
                 pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 10)
                 self._failures += 1
-                self._closed_until = now + min(pause, LONGEST_PAUSE_SECONDS)
+                self._closed_until = self._clock() + min(pause, LONGEST_PAUSE_SECONDS)
+
+    def _is_pausing(self) -> bool:
+        # a clock of the day may be set back, which must not make a pause of hours
+        return 0 < self._closed_until - self._clock() <= LONGEST_PAUSE_SECONDS

@@ -7,6 +7,7 @@ who asks, is counted, and is never raised; and no call takes much longer than th
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -16,12 +17,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pilotfish_checkpoint.address import DIGEST_BYTES, BlockId
-from pilotfish_checkpoint.block import Block, Miss, Reason, decode
+from pilotfish_checkpoint.address import DIGEST_BYTES
 from pilotfish_checkpoint.guard import Call, Guard, Refused
 
 MAX_VALUE_BYTES = 256 << 20
-LOAD_BYTES = 8 << 20  # of one call when a prefix is loaded
 LOG_SECONDS = 60.0  # between two lines about a store's errors
 
 log = logging.getLogger(__name__)
@@ -147,7 +146,8 @@ class StoreBase(ABC):
                     if call.is_abandoned:
                         return
 
-        self._attempt(self._reads, addresses, work)
+        if _are_addresses(addresses):
+            self._attempt(self._reads, work)
         result = list(found)  # a copy, since an abandoned call may still fill in something
         hits = [len(value) for value in result if value is not None]
         self._count(hits=len(hits), misses=len(result) - len(hits), bytes_read=sum(hits))
@@ -155,17 +155,16 @@ class StoreBase(ABC):
 
     def contains_many(self, addresses: Sequence[bytes]) -> list[bool]:
         found = [False] * len(addresses)
-        self._attempt(
-            self._reads, addresses, lambda call: _mark(found, self._find(addresses), call)
-        )
+        if _are_addresses(addresses):
+            self._attempt(self._reads, lambda call: _mark(found, self._find(addresses), call))
         return list(found)
 
     def put_many(self, items: Sequence[tuple[bytes, bytes]]) -> list[bool]:
         fits = [0 < len(value) <= MAX_VALUE_BYTES for _, value in items]
         sent = [item for item, does_fit in zip(items, fits, strict=True) if does_fit]
         done = [False] * len(sent)
-        addresses = [address for address, _ in items]
-        self._attempt(self._writes, addresses, lambda call: _mark(done, self._write(sent), call))
+        if _are_addresses([address for address, _ in sent]):
+            self._attempt(self._writes, lambda call: _mark(done, self._write(sent), call))
         outcome = iter(list(done))
         result = [does_fit and next(outcome) for does_fit in fits]
         sizes = [len(item[1]) for item, is_in in zip(items, result, strict=True) if is_in]
@@ -173,30 +172,22 @@ class StoreBase(ABC):
         return result
 
     def delete(self, addresses: Sequence[bytes]) -> None:
-        self._attempt(self._writes, addresses, lambda _: self._remove(addresses))
+        if _are_addresses(addresses):
+            self._attempt(self._writes, lambda _: self._remove(addresses))
 
     def collect(self) -> None:
-        self._attempt(self._writes, [b"\0" * DIGEST_BYTES], lambda _: self._collect())
+        self._attempt(self._writes, lambda _: self._collect())
 
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._attempt_close()
-
-    def _attempt_close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             self._close()
-        except Exception as error:
+        except Exception as error:  # see _attempt
             self._note(error)
 
-    def _attempt(
-        self, guard: Guard, addresses: Sequence[bytes], work: Callable[[Call], None]
-    ) -> None:
-        for address in addresses:
-            if len(address) != DIGEST_BYTES:
-                raise ValueError(f"an address has {DIGEST_BYTES} bytes, not {len(address)}")
-        if not addresses:
-            return
+    def _attempt(self, guard: Guard, work: Callable[[Call], None]) -> None:
         if self._is_closed:
             self._count(refused=1)
             return
@@ -220,9 +211,23 @@ class StoreBase(ABC):
             if self._logged_at is not None and now < self._logged_at + LOG_SECONDS:
                 return
             self._logged_at = now
-        # the type alone: a server may quote what it was sent, its password for instance
-        kind = type(error).__name__
-        log.warning("KV store %s failed: %s; errors so far: %d", self.name, kind, errors)
+        log.warning("KV store %s failed: %s; errors so far: %d", self.name, _kind(error), errors)
+
+
+def _are_addresses(addresses: Sequence[bytes]) -> bool:
+    """Whether there are any. `ValueError` if one is none."""
+    for address in addresses:
+        if len(address) != DIGEST_BYTES:
+            raise ValueError(f"an address has {DIGEST_BYTES} bytes, not {len(address)}")
+    return len(addresses) > 0
+
+
+def _kind(error: Exception) -> str:
+    """What sort of error it is, without its text: a server may quote what it was sent, such as
+    its password."""
+    name = type(error).__name__
+    code = errno.errorcode.get(getattr(error, "errno", None) or 0)
+    return f"{name} ({code})" if code else name
 
 
 def _mark(done: list[bool], indices: Generator[int, None, None], call: Call) -> None:
@@ -231,37 +236,3 @@ def _mark(done: list[bool], indices: Generator[int, None, None], call: Call) -> 
             done[index] = True
             if call.is_abandoned:
                 return
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """The leading blocks that a store gave, and why there are no more; None if these are all."""
-
-    blocks: list[Block]
-    reason: Reason | None
-
-
-def stored_prefix(store: BlockStore, wanted: Sequence[BlockId]) -> int:
-    """How many leading blocks have a value, asked in one call and without reading them."""
-    found = store.contains_many([block.address for block in wanted])
-    return found.index(False) if False in found else len(found)
-
-
-def load_prefix(store: BlockStore, wanted: Sequence[BlockId]) -> Prefix:
-    """The longest stored beginning of `wanted`.
-
-    A value that is there and cannot be used is deleted, so that a good one can take its place.
-    """
-    blocks: list[Block] = []
-    step = max(1, LOAD_BYTES // max((id.layout.payload_bytes for id in wanted), default=1))
-    for begin in range(0, len(wanted), step):
-        part = wanted[begin : begin + step]
-        for id, raw in zip(part, store.get_many([id.address for id in part]), strict=True):
-            found = decode(raw, id)
-            if isinstance(found, Miss):
-                if found.reason is not Reason.ABSENT:
-                    log.warning("deleted a stored KV block: %s", found.reason)
-                    store.delete([id.address])
-                return Prefix(blocks, found.reason)
-            blocks.append(found)
-    return Prefix(blocks, None)
