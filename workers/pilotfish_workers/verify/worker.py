@@ -237,7 +237,7 @@ class VerifyWorker(Worker):
                 vocab_size=info.vocab_size,
                 words=self._text,
             )
-        sampler.masks(())  # the grammar follows resumed output here, where it can fail this job alone
+        sampler.masks(())  # a grammar follows resumed output here, where it fails this job alone
         output = OutputText(
             self._text.detokenizer(),
             stop=params.stop,
