@@ -31,8 +31,8 @@ class JobRecord:
     """One reading of a job record. Times are milliseconds of Redis's clock, 0 where not yet.
 
     `committed`, `rounds`, `drafted`, `accepted` and `near_ties` count tokens (rounds: target passes
-    that committed tokens of this job; near ties: docs/sampling.md); `visible` counts characters. The
-    owner's nonce is not among them: whoever has it can commit, and readers need not.
+    that committed tokens of this job; near ties: docs/sampling.md); `visible` counts characters.
+    The owner's nonce is not among them: whoever has it can commit, and readers need not.
     """
 
     id: str
