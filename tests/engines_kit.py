@@ -8,24 +8,28 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pilotfish_broker.connection import connect
-from pilotfish_broker.digest import extend
 from pilotfish_broker.inbox import InboxReader
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.leases import Leases
-from pilotfish_broker.messages import Frame
+from pilotfish_broker.messages import Frame, Open
 from pilotfish_broker.ownership import Identity, Ownership
 from pilotfish_broker.records import JobRecord, JobRecords
+from pilotfish_broker.sampling import SamplingParams
 from pilotfish_broker.settings import Settings
+from pilotfish_broker.stream import Entry
 from pilotfish_checkpoint.progress import read_progress
 from pilotfish_workers.draft.engine import DraftEngine
+from pilotfish_workers.draft.sampling import draft_sampler
 from pilotfish_workers.draft.session import DraftSession
 from pilotfish_workers.draft.source import Draft, DraftSource
-from pilotfish_workers.model.interface import Rows
+from pilotfish_workers.model.interface import ModelInfo, Rows
+from pilotfish_workers.sampling import Words, build_sampler
 from pilotfish_workers.verify.committer import Committer
 from pilotfish_workers.verify.engine import VerifyEngine
 from pilotfish_workers.verify.sequence import Sequence as Active
@@ -103,7 +107,12 @@ def direct(frames: list[Frame]) -> list[Frame]:
 
 
 class Verifier:
-    """One verify worker without its process: identity, committer, engine, inbox."""
+    """One verify worker without its process: identity, committer, engine, inbox.
+
+    Args:
+        words: the tokenizer, for jobs whose words or grammar it has to know; their end-of-sequence
+            tokens are then the model's own.
+    """
 
     def __init__(
         self,
@@ -114,8 +123,9 @@ class Verifier:
         prefill_tokens: int = 64,
         line: Callable[[list[Frame]], list[Frame]] = direct,
         ownership: type[Ownership] = Ownership,
+        words: Words | None = None,
     ) -> None:
-        self.stage, self.model = stage, model
+        self.stage, self.model, self._words = stage, model, words
         name = stage.unique(name)
         self.identity = Identity(name, f"nonce-of-{name}")
         self.own = ownership(
@@ -134,11 +144,16 @@ class Verifier:
             inbox_prefix=stage.keys.inbox(""),
             prefill_tokens=prefill_tokens,
         )
-        self._reader = InboxReader(
-            stage.url, stage.keys.inbox(name), lambda frames: self.engine.deliver(line(frames))
-        )
+        self.asking: set[str] = set()  # jobs whose draft sessions have asked to be opened
+        self._line = line
+        self._reader = InboxReader(stage.url, stage.keys.inbox(name), self._deliver)
         self.engine.start()
         self._reader.start()
+
+    def _deliver(self, frames: list[Frame]) -> None:
+        frames = self._line(frames)
+        self.engine.deliver(frames)
+        self.asking |= {frame.job for frame in frames if isinstance(frame, Open)}
 
     def claim(self, job: str, *, stop_ids: Iterable[int] = ()) -> Active:
         """Own a queued job and make its sequence, as the worker does."""
@@ -158,6 +173,17 @@ class Verifier:
             spec.params.speculation,
         )
         sequence.limit = min(sequence.limit, self.model.info.context_length - len(prompt))
+        if self._words is not None:
+            sequence.sampler = build_sampler(
+                spec.params,
+                job=job,
+                sample=spec.sample,
+                tokens=sequence.tokens,
+                num_prompt=len(prompt),
+                eos_ids=self.model.info.eos_ids,
+                vocab_size=self.model.info.vocab_size,
+                words=self._words,
+            )
         return sequence
 
     def run(self, job: str, **options: Any) -> Future[dict[str, Any]]:
@@ -181,7 +207,13 @@ class Verifier:
 
 
 class Drafter:
-    """One draft worker without its process."""
+    """One draft worker without its process.
+
+    Args:
+        info: of the draft model, which then draws as each job asks for; None for the argmax.
+        words: its tokenizer.
+        asked: what it makes of a job's parameters; whatever it draws from, the target is right.
+    """
 
     def __init__(
         self,
@@ -189,8 +221,13 @@ class Drafter:
         name: str,
         source: DraftSource,
         line: Callable[[list[Frame]], list[Frame]] = direct,
+        *,
+        info: ModelInfo | None = None,
+        words: Words | None = None,
+        asked: Callable[[SamplingParams], SamplingParams] = lambda params: params,
     ) -> None:
         self.stage, self.name, self.source = stage, stage.unique(name), source
+        self._info, self._words, self._asked = info, words, asked
         inbox = stage.keys.inbox(self.name)
         self.engine = DraftEngine(source, connect(stage.url), inbox, 4096)
         self._reader = InboxReader(
@@ -204,13 +241,23 @@ class Drafter:
         progress = read_progress(self.stage.client, self.stage.keys, self.stage.records, job)
         record = progress.record
         prompt = record.prompt_ids or []
+        draft = Draft(prompt + progress.output)
+        if self._info is not None:
+            draft.sampler = draft_sampler(
+                replace(record.spec, params=self._asked(record.spec.params)),
+                job=job,
+                tokens=draft.tokens,
+                num_prompt=len(prompt),
+                info=self._info,
+                words=self._words,
+            )
         session = DraftSession(
             job=job,
             epoch=record.epoch,
             verify_worker=record.worker,
             verify_inbox=self.stage.keys.inbox(record.worker),
             num_prompt=len(prompt),
-            draft=Draft(prompt + progress.output),
+            draft=draft,
         )
         self.engine.add(session)
         return session.future
@@ -274,6 +321,16 @@ class Stage:
 
     def output(self, job: str) -> list[int]:
         return read_progress(self.client, self.keys, self.records, job).output
+
+    def outputs(self, jobs: Sequence[str]) -> list[list[int]]:
+        """What many jobs have committed, in one round trip."""
+        pipeline = self.client.pipeline(transaction=False)
+        for job in jobs:
+            pipeline.xrange(self.keys.tokens(job))
+        streams = [
+            [Entry.from_fields(fields) for _, fields in found] for found in pipeline.execute()
+        ]
+        return [[token for entry in stream for token in entry.tokens] for stream in streams]
 
     def finish(
         self,
