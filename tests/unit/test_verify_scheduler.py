@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -101,6 +102,27 @@ def test_no_more_drafts_than_can_matter_are_run() -> None:
     started(scheduler, sequence)
     sequence.drafted = [1, 2, 3, 4, 5]
     assert scheduler.schedule(0.0)[0].drafted == [1, 2]
+
+
+@pytest.mark.parametrize("num_free", range(4))
+def test_whether_a_draft_is_judged_in_a_full_pool_does_not_depend_on_those_behind_it(
+    num_free: int,
+) -> None:
+    """A proposal ends early at a token that the target lacks, or where a grammar leads nowhere; if
+    a short one were judged where a long one is dropped, that would change the output's law."""
+    judged = {}
+    for size in range(1, 13):
+        pool = BlockPool(8, 4)
+        scheduler = Scheduler(pool, 64)
+        sequence = active(limit=24)
+        started(scheduler, sequence)
+        pool.allocate(pool.num_free - num_free)
+        sequence.drafted = list(range(size))
+        (work,) = scheduler.schedule(0.0)
+        judged[size] = work.drafted
+    room = 4 * (1 + num_free) - 4  # four tokens are there, of which one is to be computed
+    for size, drafted in judged.items():
+        assert drafted == list(range(min(size, room)))
 
 
 def test_blocks_that_only_rejected_drafts_needed_come_back() -> None:

@@ -44,6 +44,11 @@ class BlockTables:
         """Whether its table can cover `num_tokens` more than are computed."""
         return self._pool.can_allocate(self._need(sequence, num_tokens))
 
+    def room(self, sequence: Sequence) -> int:
+        """How many tokens more than are computed its table can cover, with what is free."""
+        blocks = len(sequence.blocks) + self._pool.num_free
+        return blocks * self._pool.block_size - sequence.num_computed
+
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Make its table cover `num_tokens` more than are computed; only where there is room."""
         sequence.blocks += self._pool.allocate(self._need(sequence, num_tokens))

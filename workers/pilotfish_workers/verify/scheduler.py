@@ -73,8 +73,8 @@ class Scheduler:
             if tokens == 0:
                 continue
             drafted = sequence.drafted[: sequence.most_drafts] if tokens == pending else []
-            if not self.tables.has_room(sequence, tokens + len(drafted)):
-                drafted = []  # they are worth nobody's blocks
+            # worth nobody's blocks; cut by place alone: how many there are depends on what they are
+            drafted = drafted[: max(0, self.tables.room(sequence) - tokens)]
             if not self._grow(sequence, tokens + len(drafted)):
                 continue
             budget -= tokens if pending > 1 else 0
