@@ -1,4 +1,4 @@
-"""What tests of KV checkpoints share: small layouts, blocks with known payloads, a clock to turn."""
+"""What tests of KV checkpoints share: small blocks with known payloads, and a clock to turn."""
 
 from __future__ import annotations
 

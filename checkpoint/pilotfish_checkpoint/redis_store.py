@@ -25,7 +25,6 @@ from pilotfish_checkpoint.store import MAX_VALUE_BYTES, StoreBase
 
 CHUNK_BYTES = 4 << 20  # on the way at once; a server answers nobody else while it copies them
 CHUNK_KEYS = 1024
-MEMORY_CHECK_SECONDS = 1.0
 
 
 class RedisStore(StoreBase):
@@ -65,9 +64,6 @@ class RedisStore(StoreBase):
         self._ttl_ms = max(1, int(ttl_seconds * 1000))
         self._max_bytes = max_bytes
         self._memory_share = memory_share
-        self._clock = clock
-        self._room = 0  # bytes that may be written before memory is looked at again
-        self._room_until = 0.0
         self._client: Redis = _connect(url, read_seconds)
 
     def _read(self, addresses: Sequence[bytes]) -> Generator[tuple[int, bytes], None, None]:
@@ -96,10 +92,8 @@ class RedisStore(StoreBase):
             for index in part:
                 address, value = items[index]
                 pipe.set(self._key(address), value, px=self._ttl_ms)
-            replies = pipe.execute(raise_on_error=False)
-            if any(isinstance(reply, redis.OutOfMemoryError) for reply in replies):
-                self._room = 0
-            for index, reply in zip(part, self._sound(replies), strict=True):
+            replies = self._sound(pipe.execute(raise_on_error=False))
+            for index, reply in zip(part, replies, strict=True):
                 if reply:
                     yield index
 
@@ -126,7 +120,8 @@ class RedisStore(StoreBase):
         return {index: size for index, size in sizes.items() if size <= MAX_VALUE_BYTES}
 
     def _sound(self, replies: list[Any]) -> list[Any]:
-        """The replies, with None for each error. All being errors, the first is raised."""
+        """The replies, with None for each error. If all are errors, the first is raised, except
+        that memory which is out is none."""
         errors = [reply for reply in replies if isinstance(reply, Exception)]
         others = [error for error in errors if not isinstance(error, redis.OutOfMemoryError)]
         if others and len(errors) == len(replies):
@@ -136,12 +131,10 @@ class RedisStore(StoreBase):
         return [None if isinstance(reply, Exception) else reply for reply in replies]
 
     def _has_room(self, size: int) -> bool:
-        if self._room < size or self._clock() >= self._room_until:
-            memory = self._client.info("memory")
-            self._room = self._limit(memory) - int(memory["used_memory"])
-            self._room_until = self._clock() + MEMORY_CHECK_SECONDS
-        self._room -= size
-        return self._room >= 0
+        """Whether the server may take values of `size` bytes; one more round trip a chunk."""
+        memory = self._client.info("memory")
+        # an allocator that rounds up takes a quarter more at worst
+        return int(memory["used_memory"]) + size + size // 4 <= self._limit(memory)
 
     def _limit(self, memory: dict[str, Any]) -> int:
         """How much memory the server may use before we leave it alone."""

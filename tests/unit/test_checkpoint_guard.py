@@ -138,7 +138,7 @@ def test_who_waits_too_long_goes_on_and_the_work_is_told(
         seen.append(call)
         stuck[0](call)
 
-    with pytest.raises(Overdue, match="0.05 s"):
+    with pytest.raises(Overdue, match=r"0\.05 s"):
         guard.call(work)
     assert seen[0].is_abandoned
 
