@@ -207,6 +207,19 @@ def test_every_kind_of_token_has_its_bytes(
     assert by_name(wordpiece_text, "sea", "##side") == [b" sea", b"side"]
 
 
+def test_a_tokens_bytes_are_worked_out_once(
+    fallback_text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verify engine asks for up to 21 of them a token, between two passes."""
+    known = [fallback_text.token_bytes(token) for token in range(fallback_text.vocab_size)]
+
+    def fail(ids: list[int]) -> str:
+        raise AssertionError("the decoder is called again")
+
+    monkeypatch.setattr(fallback_text, "decode", fail)
+    assert [fallback_text.token_bytes(token) for token in range(fallback_text.vocab_size)] == known
+
+
 def test_an_id_that_stands_for_nothing_has_no_bytes(tmp_path: Path, fallback_text: Text) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocab={"a": 0, "c": 2}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)

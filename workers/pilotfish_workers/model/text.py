@@ -37,6 +37,7 @@ class Text:
         added = self._tokenizer.added_tokens_decoder
         self._special = frozenset(number for number, token in added.items() if token.special)
         self._shown_bytes = functools.cache(self._bytes_of)
+        self._inside_bytes = functools.cache(self._inside)  # else three calls of a decoder
         self._alphabet = byte_alphabet()
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         self._is_byte_level = isinstance(getattr(backend, "decoder", None), ByteLevel)
@@ -96,7 +97,8 @@ class Text:
         very beginning is there. A special token stands for its own name; an id that stands for
         nothing is empty. May be half a character."""
         if not self._is_hidden(token_id):
-            return self._shown_bytes(token_id) if self._is_byte_level else self._inside(token_id)
+            shown = self._shown_bytes if self._is_byte_level else self._inside_bytes
+            return shown(token_id)
         is_special = token_id in self._special and token_id < len(self._vocabulary)
         return self._vocabulary[token_id].encode() if is_special else b""
 
