@@ -24,6 +24,9 @@ class LogitsModel(FunctionModel):
     Args:
         seed: models of different seeds have logits in common and some of their own.
         own: standard deviation of those of their own; of those in common it is `scale`.
+
+    Attributes:
+        logits: other ones for some prefixes, by digest; float32 `[V]`.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class LogitsModel(FunctionModel):
     ) -> None:
         super().__init__(lambda digest, position, token: digest, **options)
         self._seed, self._scale, self._own = seed, scale, own
+        self.logits: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
 
     def greedy(self, rows: Sequence[Rows]) -> list[list[int]]:
         """See `Model.greedy`."""
@@ -57,6 +61,8 @@ class LogitsModel(FunctionModel):
         return torch.from_numpy(np.array(logits).reshape(len(digests), self.info.vocab_size))
 
     def _logits(self, digest: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if digest in self.logits:
+            return self.logits[digest]
         common, own = (
             np.random.Generator(np.random.Philox(key=[digest, seed])).normal(
                 size=self.info.vocab_size

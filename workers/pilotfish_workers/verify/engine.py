@@ -15,12 +15,13 @@ from pilotfish_broker.ownership import Commit, Ending, Tail
 from pilotfish_broker.spec import Status
 from pilotfish_workers.engine_thread import EngineThread
 from pilotfish_workers.model.interface import Model
-from pilotfish_workers.speculative.accept import Outcome
+from pilotfish_workers.speculative.accept import BAD_LOGITS, Outcome
 from pilotfish_workers.verify.committer import Committer, Finish, Outcomes, Round
 from pilotfish_workers.verify.drafting import Drafting
 from pilotfish_workers.verify.scheduler import Scheduler, Work
 from pilotfish_workers.verify.sequence import Sequence
 from pilotfish_workers.verify.settling import (
+    UNUSABLE,
     NoToken,
     case_of,
     keep_scores,
@@ -158,6 +159,8 @@ class VerifyEngine(EngineThread[Sequence]):
         sequence.num_computed += work.num_tokens
         self._scheduler.computed(sequence)
         if not work.is_decoding or outcome is None:
+            if outcome is not None and outcome.token == BAD_LOGITS:
+                self._fail(sequence, UNUSABLE)  # what was scored is no number
             return
         base = sequence.committed
         try:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pilotfish_broker.spec import JobSpec
-from pilotfish_workers.speculative.accept import TokenLogprobs
 from pilotfish_workers.speculative.law import SparseLaw
 from pilotfish_workers.speculative.sampler import Sampler
 from pilotfish_workers.verify.draft_length import DraftLength
@@ -52,7 +51,8 @@ class Sequence:
         drafted: proposal that the next pass verifies. Only its last token may be one that the
             target does not have.
         laws: q for each of `drafted`; None where each was certain, or the rule needs none.
-        prompt_logprobs: of the prompt's tokens from the second on, where the job wants them.
+        prompt_logprobs: of the prompt's tokens from the second on, where the job wants them; one
+            piece of bytes a token (see `pack_position`).
         await_until: no pass before this time (monotonic seconds) unless a proposal arrives.
         in_flight: a round is being committed.
     """
@@ -72,7 +72,7 @@ class Sequence:
     num_computed: int = 0
     drafted: list[int] = field(default_factory=list)
     laws: list[SparseLaw] | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[bytes] = field(default_factory=list)
     session: Session | None = None
     await_until: float | None = None
     in_flight: bool = False

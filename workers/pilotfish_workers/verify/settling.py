@@ -6,7 +6,7 @@ from collections.abc import Sequence as Tokens
 from typing import Any
 
 from pilotfish_broker.digest import extend
-from pilotfish_broker.logprobs import Alternative, TokenLogprob, pack_logprobs
+from pilotfish_broker.logprobs import join_positions, pack_position
 from pilotfish_broker.ownership import Ending, Tail
 from pilotfish_workers.model.interface import Rows
 from pilotfish_workers.speculative.accept import BAD_LOGITS, Outcome, TokenLogprobs
@@ -16,6 +16,7 @@ from pilotfish_workers.verify.scheduler import Work
 from pilotfish_workers.verify.sequence import Sequence
 
 NEVER_FED = 0  # stands for a drafted token that the target does not have; its row decides nothing
+UNUSABLE = "the target's logits hold NaN or infinity for this job"
 
 
 class NoToken(Exception):
@@ -57,8 +58,10 @@ def _scored(work: Work) -> list[int]:
 def keep_scores(sequence: Sequence, scored: list[TokenLogprobs]) -> None:
     """Keep a chunk's prompt log-probabilities; one that was computed before (the sequence lost
     its blocks since) brings nothing new. Call it before `num_computed` moves."""
-    known = len(sequence.prompt_logprobs) - sequence.num_computed
-    sequence.prompt_logprobs += scored[max(0, known) :]
+    num_known = len(sequence.prompt_logprobs)
+    new = scored[max(0, num_known - sequence.num_computed) :]
+    tokens = sequence.tokens[num_known + 1 : num_known + 1 + len(new)]
+    sequence.prompt_logprobs += _packed(sequence, tokens, new)
 
 
 def settle(sequence: Sequence, drafted: list[int], outcome: Outcome) -> tuple[Tail, str | None]:
@@ -71,7 +74,9 @@ def settle(sequence: Sequence, drafted: list[int], outcome: Outcome) -> tuple[Ta
         NoToken: no token was appended; the job cannot go on.
     """
     base = sequence.committed
-    prompt_logprobs = _prompt_details(sequence)
+    prompt_logprobs = b""
+    if sequence.wants_prompt_logprobs:
+        prompt_logprobs = join_positions(sequence.prompt_logprobs)
     tokens, reason = cut(outcome.tokens(drafted), sequence.sampler.stop_ids, sequence.remaining)
     # what has no token is behind a rejected draft or a stop, where it harms nobody, or the last
     shown = tokens[:-1] if tokens[-1] < 0 or _is_stop(sequence, tokens, reason) else tokens
@@ -81,7 +86,7 @@ def settle(sequence: Sequence, drafted: list[int], outcome: Outcome) -> tuple[Ta
         tokens, reason = tokens[: pushed.num_tokens], "stop"
     elif tokens[-1] < 0:
         raise NoToken(
-            "the target's logits hold NaN or infinity for this job"
+            UNUSABLE
             if tokens[-1] == BAD_LOGITS
             else f"the job's parameters leave no token at output position {base + len(shown)}"
         )
@@ -135,26 +140,19 @@ def _is_stop(sequence: Sequence, tokens: list[int], reason: str | None) -> bool:
     return reason == "stop" and tokens[-1] in sequence.sampler.stop_ids
 
 
-def _prompt_details(sequence: Sequence) -> bytes:
-    if not sequence.wants_prompt_logprobs:
-        return b""
-    prompt = sequence.tokens[1 : sequence.num_prompt]
-    return _details(sequence, prompt, sequence.prompt_logprobs)
-
-
 def _details(
     sequence: Sequence, tokens: Tokens[int], logprobs: list[TokenLogprobs] | None
 ) -> bytes:
     """Log-probabilities as they are stored, one for each of `tokens`."""
-    if logprobs is None:
-        return b""
+    return b"" if logprobs is None else join_positions(_packed(sequence, tokens, logprobs))
 
-    def named(token: int, logprob: float) -> Alternative:
-        return Alternative(token, logprob, sequence.token_bytes(token))
 
-    return pack_logprobs(
-        [
-            TokenLogprob(named(token, item.logprob), [named(*other) for other in item.top])
-            for token, item in zip(tokens, logprobs, strict=False)
-        ]
-    )
+def _packed(sequence: Sequence, tokens: Tokens[int], logprobs: list[TokenLogprobs]) -> list[bytes]:
+    """One position's bytes for each, for as long as there are both."""
+    text = sequence.token_bytes
+    return [
+        pack_position(
+            token, item.logprob, text(token), [(id, value, text(id)) for id, value in item.top]
+        )
+        for token, item in zip(tokens, logprobs, strict=False)
+    ]
