@@ -10,11 +10,11 @@ ARGS ?=
 CODE := broker_config checkpoint workers client tests $(wildcard benchmarks docs)
 
 # Test processes share the cores: one thread each, and waiting threads sleep instead of spinning.
-check test: export OMP_NUM_THREADS ?= 1
-check test demo: export OMP_WAIT_POLICY ?= PASSIVE
+check test mutants: export OMP_NUM_THREADS ?= 1
+check test mutants demo: export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format wheel up clean distclean
+.PHONY: help venv demo test check mutants format wheel up clean distclean
 
 help: ## this list
 	@echo "pilotfish: make TARGET [ARGS='...']"
@@ -40,6 +40,9 @@ check: venv ## before a commit: lint, format, types, quick unit tests
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/pytest tests/unit -m "not slow" $(ARGS)
+
+mutants: venv ## plant faults in the sampling code; a test must see each (ARGS: parts of names)
+	$(BIN)/python -m tests.mutation_check $(ARGS)
 
 format: venv ## rewrite the code as `check` wants it
 	$(BIN)/ruff check --fix $(CODE)

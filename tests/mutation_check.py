@@ -118,7 +118,10 @@ def check(fault: Fault) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         copy_tree(folder)
-        plant(fault, folder)
+        try:
+            plant(fault, folder)
+        except ValueError as error:
+            return False, f"UNCLEAR   {error}"
         run = run_tests(folder, fault.tests, "-x")
         problem = trouble(run, [fault.module], folder)
     seconds = f"{time.monotonic() - start:5.1f} s"
@@ -130,12 +133,12 @@ def check(fault: Fault) -> tuple[bool, str]:
     return True, f"caught    {seconds}  {fault.name}\n{'':20}{test}: {message[:100]}"
 
 
-def check_without(fault_tests: Sequence[str]) -> str:
+def check_without(tests: Sequence[str]) -> str:
     """Run tests of one file on a copy without any fault; returns what is wrong, "" for nothing."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         copy_tree(folder)
-        run = run_tests(folder, fault_tests)
+        run = run_tests(folder, tests)
         problem = trouble(run, [], folder)
     return problem or ("" if run.status == PASSED else run.output)
 
