@@ -179,7 +179,7 @@ def test_a_server_that_cannot_write_still_gives_what_it_has(
     start_valkey: Callable[..., Any], open_store: Callable[..., RedisStore]
 ) -> None:
     """A replica: it refuses every command that would change something."""
-    first = start_valkey()
+    first = start_valkey(repl_diskless_sync_delay="0")
     open_store(first).put_many(ITEMS)
     replica = start_valkey(replicaof=f"127.0.0.1 {first.port}")
     while replica.client().dbsize() < 12:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish_checkpoint.address import BlockId
+from pilotfish_checkpoint.address import BlockId, Layout, blocks_of
 from pilotfish_checkpoint.block import Block, Miss, Reason, decode, encode
 from tests.checkpoint_kit import LAYOUT, MODEL, make_blocks
 
@@ -191,3 +193,12 @@ def test_a_payload_that_does_not_fit_the_layout_is_refused() -> None:
             Block(BLOCK.id, wrong)
     with pytest.raises(ValueError, match="a payload must be"):
         Block(BLOCK.id, memoryview(payload * 2)[::2])
+
+
+def test_the_example_of_the_page_is_what_is_stored() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(.*?)^```", page, re.M | re.S)
+    (block,) = blocks_of("m", Layout("float16", 2, ((1, 1, 1),)), [7, 300])
+    payload = struct.pack("<4e", 1, 2, 3, 4)
+    assert bytes.fromhex(shown) == encode(Block(block, payload))
+    assert block.address.hex() in page

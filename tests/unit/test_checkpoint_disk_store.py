@@ -7,7 +7,9 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,6 +169,30 @@ def test_what_is_not_ours_is_left_alone(rig: DiskRig) -> None:
     rig.pass_time(10_000)
     store.collect()
     assert rig.files() == sorted(foreign)
+    assert isinstance(store, DiskStore)
+    assert store.num_bytes == 0
+
+
+# --- whole or not at all -------------------------------------------------------------------------
+
+
+def test_a_value_is_synced_before_it_gets_its_name(
+    rig: DiskRig, store: StoreBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, bool, int]] = []
+
+    def look(name: str, do: Callable[..., None]) -> Callable[..., None]:
+        def done(*args: Any, **options: Any) -> None:
+            size = sum(path.stat().st_size for path in rig.files())
+            seen.append((name, rig.path(ADDRESSES[0]).exists(), size))
+            do(*args, **options)
+
+        return done
+
+    monkeypatch.setattr(os, "fsync", look("fsync", os.fsync))
+    monkeypatch.setattr(os, "replace", look("replace", os.replace))
+    assert store.put_many(ITEMS[:1]) == [True]
+    assert seen == [("fsync", False, SIZE), ("replace", False, SIZE)]
 
 
 # --- rests and failures --------------------------------------------------------------------------
