@@ -296,6 +296,29 @@ def test_one_that_has_only_its_beginning_in_common_waits_no_longer_than_for_that
     bench.finish(long, short)
 
 
+def test_what_waits_is_not_looked_at_again_before_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look costs as much as the prompt is long, and is due for each sample in each pass."""
+
+    class Counting(BlockTables):
+        num_looks = 0
+
+        def find(self, sequence: Sequence) -> list[int]:
+            Counting.num_looks += 1
+            return super().find(sequence)
+
+    monkeypatch.setattr(Bench, "tables", Counting)
+    bench = Bench(prefill_tokens=SIZE)
+    several = samples(5, PROMPT)
+    bench.add(*several)
+    while several[0].num_computed < len(PROMPT) - 2 * SIZE:
+        assert names(bench.run()) == ["s0"]
+        assert Counting.num_looks == 5
+    bench.finish(*several)
+    assert Counting.num_looks == 5 + 4
+
+
 def test_an_urgent_one_does_not_wait_for_one_that_comes_behind_it() -> None:
     bench = Bench(prefill_tokens=16)
     late = active(PROMPT, job="late")
@@ -546,8 +569,8 @@ class RemembersTooLong(BlockTables):
 class WaitsForever(BlockTables):
     """Has sequences wait for one that does not run on."""
 
-    def num_coming(self, sequence: Sequence, others: Any, now: float) -> int:
-        return super().num_coming(sequence, others, float("inf"))
+    def _is_computing(self, sequence: Sequence, now: float) -> bool:
+        return super()._is_computing(sequence, float("inf"))
 
 
 def anything_in_any_order() -> None:

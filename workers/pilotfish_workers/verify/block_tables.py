@@ -6,7 +6,7 @@ KV in the pool. Their holders write behind them only, so a shared block never ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from pilotfish_workers.model.block_pool import BlockPool
 from pilotfish_workers.verify.prefixes import PrefixIndex
@@ -86,18 +86,34 @@ class BlockTables:
             return []
         return self._index.find(sequence.tokens[:-1])
 
-    def num_coming(self, sequence: Sequence, others: Iterable[Sequence], now: float) -> int:
-        """How many blocks it could begin with once those of `others` whose prompt is computed at
-        this time, before its own would be, are done."""
-        if sequence.wants_prompt_logprobs:
-            return 0
-        computing = (
-            other
-            for other in others
-            if other.num_pending > 1 and other.order < sequence.order and other.is_ready(now)
-        )
-        wanted = sequence.tokens[:-1]
-        return max((self._num_common(wanted, other.tokens) for other in computing), default=0)
+    def beginning(
+        self, sequence: Sequence, running: Collection[Sequence], now: float
+    ) -> tuple[list[int], int]:
+        """What `find` gives, and `num_coming`. While a sequence goes on waiting for another, not a
+        token is looked at: many samples may wait for one long prompt, pass after pass."""
+        if sequence.awaited is not None:
+            other, count = sequence.awaited
+            is_coming = other.num_computed < count * self._pool.block_size
+            if is_coming and other in running and self._is_computing(other, now):
+                return [], count
+            sequence.awaited = None
+        shared = self.find(sequence)
+        return shared, self.num_coming(sequence, len(shared), running, now)
+
+    def num_coming(
+        self, sequence: Sequence, num_shared: int, running: Iterable[Sequence], now: float
+    ) -> int:
+        """How many blocks it could begin with once those of `running` whose prompt is computed at
+        this time, before its own would be, are done; 0 where that is not more than `num_shared`."""
+        most = num_shared
+        if not sequence.wants_prompt_logprobs:
+            wanted = sequence.tokens[:-1]
+            for other in running:
+                if other.order < sequence.order and self._is_computing(other, now):
+                    count = self._num_common(wanted, other.tokens, most)
+                    if count > most:
+                        most, sequence.awaited = count, (other, count)
+        return most if most > num_shared else 0
 
     def begin(self, sequence: Sequence, blocks: list[int]) -> None:
         """Let a sequence without blocks begin with shared ones, as `find` gave them."""
@@ -106,6 +122,10 @@ class BlockTables:
         sequence.num_computed = len(blocks) * self._pool.block_size
         self.num_shared_tokens += sequence.num_computed
 
+    def _is_computing(self, sequence: Sequence, now: float) -> bool:
+        """Whether a running sequence's prompt is computed at this time."""
+        return sequence.num_pending > 1 and sequence.is_ready(now)
+
     def _need(self, sequence: Sequence, num_tokens: int) -> int:
         blocks = self._pool.num_blocks_for(sequence.num_computed + num_tokens)
         return max(0, blocks - len(sequence.blocks))
@@ -113,10 +133,12 @@ class BlockTables:
     def _release(self, blocks: list[int]) -> None:
         self._index.forget(self._pool.release(blocks))
 
-    def _num_common(self, tokens: list[int], others: list[int]) -> int:
-        """Full blocks of tokens with which both begin."""
+    def _num_common(self, tokens: list[int], others: list[int], least: int) -> int:
+        """Full blocks of tokens with which both begin; 0 where they are not more than `least`."""
         size, count = self._pool.block_size, 0
         most = min(len(tokens), len(others)) // size
+        if most <= least or _block(tokens, least, size) != _block(others, least, size):
+            return 0
         while count < most and _block(tokens, count, size) == _block(others, count, size):
             count += 1
         return count

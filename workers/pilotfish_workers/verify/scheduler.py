@@ -98,8 +98,7 @@ class Scheduler:
         free = self.tables.num_free - sum(map(self.tables.missing, self.running))
         self._is_prefix_awaited = False
         for sequence in list(self.waiting):
-            shared = self.tables.find(sequence)
-            num_coming = self.tables.num_coming(sequence, self.running, self._now)
+            shared, num_coming = self.tables.beginning(sequence, self.running, self._now)
             need = self.tables.missing(sequence) - max(num_coming, len(shared))
             if self.running and need > free:
                 return

@@ -51,6 +51,8 @@ class Sequence:
         drafted: proposal that the next pass verifies. Only its last token may be one that the
             target does not have.
         laws: q for each of `drafted`; None where each was certain, or the rule needs none.
+        awaited: another sequence that computes what both begin with, and how many blocks of that
+            this one waits for.
         prompt_logprobs: of the prompt's tokens from the second on, where the job wants them; one
             piece of bytes a token (see `pack_position`).
         await_until: no pass before this time (monotonic seconds) unless a proposal arrives.
@@ -72,6 +74,7 @@ class Sequence:
     num_computed: int = 0
     drafted: list[int] = field(default_factory=list)
     laws: list[SparseLaw] | None = None
+    awaited: tuple[Sequence, int] | None = None
     prompt_logprobs: list[bytes] = field(default_factory=list)
     session: Session | None = None
     await_until: float | None = None
