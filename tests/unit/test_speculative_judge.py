@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -153,6 +153,45 @@ def test_the_lowest_id_wins_a_tie(way: str, dtype: torch.dtype) -> None:
     is_narrow = dtype in (torch.bfloat16, torch.float16)
     wanted = Outcome(0, 5, near_ties=(0,) if is_narrow else ())
     assert run_one(logits, Case(sampler(**WAYS[way]))) == wanted
+
+
+def test_near_ties_of_all_jobs_are_looked_for_at_once_and_are_those_of_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a device every look waits for it, and a look a job would cost more than the pass."""
+    looks: list[str] = []
+
+    def counting(name: str) -> Callable[..., list[float]]:
+        function = getattr(judging, name)
+
+        def counted(*values: Any) -> list[float]:
+            looks.append(name)
+            found: list[float] = function(*values)
+            return found
+
+        return counted
+
+    for name in ("leads", "resolutions"):
+        monkeypatch.setattr(judging, name, counting(name))
+    num_near = 0
+    for seed in range(40):
+        logits = logits_of(4 * 12, seed).bfloat16()
+        best = best_tokens(logits)
+        cases: list[Case | None] = []
+        for number in range(12):
+            first, second, third, _ = best[4 * number : 4 * number + 4]
+            drafted = [(first, second, third), (first, second, 0), (1, 1, 1)][number % 3]
+            way = ("plain", "greedy", "coupled", "rejection")[number % 4]
+            cases.append(Case(sampler(**WAYS[way]), drafted))
+        looks.clear()
+        outcomes = run(logits, *cases)
+        assert sorted(looks) == ["leads", "leads", "resolutions"]  # plain ones; by the chain; all
+        for number, (case, outcome) in enumerate(zip(cases, outcomes, strict=True)):
+            assert case is not None
+            assert outcome is not None
+            assert run_one(logits[4 * number : 4 * number + 4], case) == outcome
+            num_near += len(outcome.near_ties)
+    assert num_near > 20, "no near ties: the test shows nothing"
 
 
 # --- sampled ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
@@ -49,7 +50,7 @@ def judge(
     if not sum(counts) == len(best) == logits.shape[0]:
         raise ValueError(f"{sum(counts)} rows wanted, {logits.shape[0]} there, {len(best)} best")
     parts = JudgedRows.split(cases, counts)
-    chained = []
+    chained, plain = [], []
     for part in parts:
         if part is None:
             continue
@@ -60,8 +61,9 @@ def judge(
         elif part.case.is_judged:
             targets = best[part.judged : part.judged + part.num_rows]
             part.outcome = accept_greedy(part.case.drafted, targets)
-            if is_rounded(logits):
-                part.leads = leads(logits[part.judged : part.judged + _num_emitted(part)])
+            plain.append(part)
+    if is_rounded(logits):
+        _look_at_leads(logits, [(part.judged, part) for part in plain])
     if chained:
         _judge_chained(logits, best, chained)
     mine = [part for part in parts if part is not None]
@@ -86,7 +88,7 @@ def _judge_chained(logits: torch.Tensor, best: Sequence[int], parts: Sequence[Ju
         return
     chained = apply_chain(take_rows(logits, rows), chain_rows)
     tokens = best_tokens(chained)
-    by_law = []
+    by_law, greedy = [], []
     for part in parts:
         mine = tokens[part.place : part.place + part.num_rows]
         if BAD_LOGITS in mine:
@@ -95,12 +97,13 @@ def _judge_chained(logits: torch.Tensor, best: Sequence[int], parts: Sequence[Ju
         rule = part.case.sampler.rule
         if rule == "greedy":
             part.outcome = _follow(part, mine.__getitem__)
-            if is_rounded(logits):
-                part.leads = leads(chained[part.place : part.place + _num_emitted(part)])
+            greedy.append(part)
         elif rule == "coupled":
             part.outcome = _follow(part, _coupled(part, chained))
         else:
             by_law.append(part)
+    if is_rounded(logits):
+        _look_at_leads(chained, [(part.place, part) for part in greedy])
     if by_law:
         judge_by_law(chained, by_law)
 
@@ -150,20 +153,31 @@ def _num_emitted(part: JudgedRows) -> int:
     return part.outcome.num_accepted + (part.outcome.token >= 0)
 
 
+def _look_at_leads(scores: torch.Tensor, parts: Sequence[tuple[int, JudgedRows]]) -> None:
+    """Fill in `leads` of greedy parts, each with the row of its first emitted token."""
+    rows = [row for start, part in parts for row in range(start, start + _num_emitted(part))]
+    if rows:
+        found = iter(leads(take_rows(scores, rows)))
+        for _, part in parts:
+            part.leads = [next(found) for _ in range(_num_emitted(part))]
+
+
 def _add_near_ties(logits: torch.Tensor, parts: Sequence[JudgedRows]) -> None:
     """Note the emitted tokens that were chosen narrowly, where `leads` were looked at."""
-    for part in parts:
-        tokens = part.outcome.tokens(part.case.drafted)[: _num_emitted(part)]
-        if not part.leads or not tokens:
-            continue
-        rows = range(part.judged, part.judged + len(tokens))
+    mine = [part for part in parts if part.leads and _num_emitted(part)]
+    rows: list[int] = []
+    tokens: list[int] = []
+    for part in mine:
+        emitted = part.outcome.tokens(part.case.drafted)[: _num_emitted(part)]
+        rows += range(part.judged, part.judged + len(emitted))
+        tokens += emitted
+    steps = iter(resolutions(logits, rows, tokens) if rows else ())
+    for part in mine:
         heat = part.case.sampler.params.temperature or 1.0  # leads are of logits divided by it
         near = [
             index
-            for index, (lead, step) in enumerate(
-                zip(part.leads, resolutions(logits, rows, tokens), strict=False)
-            )
-            if lead * heat <= step
+            for index, step in enumerate(islice(steps, _num_emitted(part)))
+            if part.leads[index] * heat <= step
         ]
         part.outcome = replace(part.outcome, near_ties=tuple(near))
 
