@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish_broker.sampling import SamplingParams
+from pilotfish_workers.model.grammar import GrammarError
 from pilotfish_workers.speculative import judge as judging
 from pilotfish_workers.speculative.accept import (
     BAD_LOGITS,
@@ -29,6 +31,8 @@ from pilotfish_workers.speculative.draw import draw_tokens
 from pilotfish_workers.speculative.judge import judge
 from pilotfish_workers.speculative.law import SparseLaw
 from pilotfish_workers.speculative.sampler import Case, Draw, Sampler
+from tests.grammar_kit import VOCAB as GRAMMAR_VOCAB
+from tests.grammar_kit import byte_level, constraint
 from tests.law_kit import PROMPT, Engine, Toy, Unlike
 
 VOCAB = 12
@@ -192,6 +196,26 @@ def test_near_ties_of_all_jobs_are_looked_for_at_once_and_are_those_of_each_alon
             assert run_one(logits[4 * number : 4 * number + 4], case) == outcome
             num_near += len(outcome.near_ties)
     assert num_near > 20, "no near ties: the test shows nothing"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_grammar_that_cannot_be_followed_ends_its_own_job_only(way: str, tmp_path: Path) -> None:
+    """An output that the library does not take back, which no grammar that was tried has shown."""
+    text = byte_level(tmp_path)
+    made = constraint(text, regex="a*")
+    broken = Sampler(
+        SamplingParams(**WAYS[way], regex="a*"),
+        Coins(1),
+        [*PROMPT, *text.encode("b")],
+        len(PROMPT),
+        constraint=made,
+    )
+    with pytest.raises(GrammarError):
+        broken.masks(())
+    logits = torch.randn(6, GRAMMAR_VOCAB, generator=torch.Generator().manual_seed(3))
+    other = Case(sampler(**WAYS[way]), (1, 2), laws_for((1, 2)))
+    found = run(logits, Case(broken, (1, 2), laws_for((1, 2))), other)
+    assert found == [Outcome(0, NOTHING_ALLOWED), *run(logits[3:], other)]
 
 
 # --- sampled ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -26,6 +27,8 @@ from pilotfish_workers.speculative.target_laws import take_rows
 
 __all__ = ["judge"]
 
+log = logging.getLogger(__name__)
+
 
 def judge(
     logits: torch.Tensor,
@@ -36,7 +39,8 @@ def judge(
     """Judge every case by its sampler's rule.
 
     A row that is unusable, or whose chain leaves nothing, ends what is judged: if it is reached
-    the outcome's token says so. It does no harm behind a rejected token.
+    the outcome's token says so. It does no harm behind a rejected token. Where a constraint raises,
+    nothing is allowed; the other cases are judged as ever.
 
     Args:
         logits: `[M, V]`, any float type; they stay as they are.
@@ -79,9 +83,9 @@ def _judge_chained(logits: torch.Tensor, best: Sequence[int], parts: Sequence[Ju
     chain_rows: list[ChainRow] = []
     for part in parts:
         _keep_usable(part, best, logits.shape[1])
+        chain_rows += _chain_rows(part)
         part.place = len(rows)
         rows += range(part.judged, part.judged + part.num_rows)
-        chain_rows += _chain_rows(part)
     if not rows:
         for part in parts:
             part.outcome = Outcome(0, part.ending)
@@ -121,7 +125,13 @@ def _keep_usable(part: JudgedRows, best: Sequence[int], vocab_size: int) -> None
 def _chain_rows(part: JudgedRows) -> list[ChainRow]:
     drafted = tuple(part.case.drafted[: max(0, part.num_rows - 1)])
     sampler = part.case.sampler
-    masks = sampler.masks(drafted) if part.num_rows else None
+    masks = None
+    try:
+        if part.num_rows:
+            masks = sampler.masks(drafted)
+    except Exception:  # a library follows the grammar; whatever it meets must end no other job
+        log.exception("a grammar cannot be followed")
+        part.end_at(0, NOTHING_ALLOWED)
     return [
         ChainRow(sampler, drafted[:index], None if masks is None else masks[index])
         for index in range(part.num_rows)
