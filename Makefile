@@ -9,12 +9,15 @@ BIN  := .venv/bin
 ARGS ?=
 CODE := broker_config checkpoint workers client tests $(wildcard benchmarks docs)
 
+# These run side by side; the others start processes of their own, which need the cores.
+APART := tests/unit tests/contracts
+
 # Test processes share the cores: one thread each, and waiting threads sleep instead of spinning.
-check test mutants: export OMP_NUM_THREADS ?= 1
-check test mutants demo: export OMP_WAIT_POLICY ?= PASSIVE
+check test exhaustive mutants: export OMP_NUM_THREADS ?= 1
+check test exhaustive mutants demo: export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check mutants format wheel up clean distclean
+.PHONY: help venv demo test exhaustive check mutants format wheel up clean distclean
 
 help: ## this list
 	@echo "pilotfish: make TARGET [ARGS='...']"
@@ -32,14 +35,22 @@ demo: venv ## answer a few prompts on the default pair (ARGS go to `pilotfish de
 up: venv ## Valkey, workers and dashboard in the foreground (ARGS go to `pilotfish up`)
 	$(BIN)/pilotfish up $(ARGS)
 
-test: venv ## the whole test suite (ARGS go to pytest)
+test: venv ## the whole test suite (ARGS go to pytest, in one run then)
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/pytest $(APART) -n auto
+	$(BIN)/pytest $(addprefix --ignore=,$(APART))
+else
 	$(BIN)/pytest $(ARGS)
+endif
+
+exhaustive: venv ## the law of every single parameter under every rule, with many samples
+	$(BIN)/pytest -m exhaustive -n auto $(ARGS)
 
 check: venv ## before a commit: lint, format, types, quick unit tests
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
-	$(BIN)/pytest tests/unit -m "not slow" $(ARGS)
+	$(BIN)/pytest tests/unit -m "not slow" -n auto $(ARGS)
 
 mutants: venv ## plant faults in the sampling code; a test must see each (ARGS: parts of names)
 	$(BIN)/python -m tests.mutation_check $(ARGS)

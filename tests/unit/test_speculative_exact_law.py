@@ -114,6 +114,7 @@ def test_the_law_is_the_targets_with_parameters_together(name: str, rule: str) -
     check(TOGETHER[name], rule, NUM_SAMPLES)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
