@@ -94,11 +94,8 @@ def open_file(leaf: int, name: str) -> tuple[int, os.stat_result]:
         raise
 
 
-def write_file(root: int, name: str, value: bytes, used_ns: int) -> int:
-    """Write a value's file, which is there afterwards as a whole or not at all.
-
-    Returns the size of the one that it replaces.
-    """
+def write_file(root: int, name: str, value: bytes, used_ns: int) -> None:
+    """Write a value's file, which is there afterwards as a whole or not at all."""
     temporary = f"{secrets.token_hex(16)}.tmp"
     with _below(root, WAITING, is_made=True) as waiting:
         file = os.open(temporary, _CREATE, 0o600, dir_fd=waiting)
@@ -109,13 +106,11 @@ def write_file(root: int, name: str, value: bytes, used_ns: int) -> int:
                 os.utime(file, ns=(used_ns, used_ns))
                 os.fsync(file)
             with leaf_of(root, name, is_made=True) as leaf:
-                replaced = _size(leaf, name)
                 os.replace(temporary, name, src_dir_fd=waiting, dst_dir_fd=leaf)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=waiting)
             raise
-    return replaced
 
 
 def remove_file(root: int, name: str) -> bool:
@@ -164,10 +159,3 @@ def _entries(folder: int, pattern: re.Pattern[str]) -> Iterator[tuple[str, os.st
             with suppress(FileNotFoundError):
                 if pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     yield entry.name, entry.stat(follow_symlinks=False)
-
-
-def _size(folder: int, name: str) -> int:
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
-    except FileNotFoundError:
-        return 0

@@ -99,9 +99,9 @@ class DiskStore(StoreBase):
                 if len(value) > self._max_bytes:
                     continue
                 self._make_room(root, len(value))
-                replaced = write_file(root, file_name(address), value, self._now_ns())
-                with self._looking:
-                    self._bytes = (self._bytes or 0) + len(value) - replaced
+                write_file(root, file_name(address), value, self._now_ns())
+                with self._looking:  # too much where it replaces one, until we look again
+                    self._bytes = (self._bytes or 0) + len(value)
                     self._bytes_since += len(value)
                 yield index
 

@@ -148,13 +148,13 @@ class RedisStore(StoreBase):
 
 def _connect(url: str, seconds: float) -> Redis:
     try:
-        # A connection that the server has closed meanwhile is made again, once; what does not
-        # answer is not asked again.
+        # Nothing is repeated: redis-py notices before it asks that a connection was closed, and
+        # whatever else goes wrong is a miss.
         return redis.Redis.from_url(
             url,
             socket_timeout=seconds,
             socket_connect_timeout=seconds,
-            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+            retry=Retry(NoBackoff(), 0),
         )
     except ValueError:
         raise ConfigError("the URL of the KV store is no URL of a Redis") from None

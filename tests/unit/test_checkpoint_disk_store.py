@@ -237,6 +237,23 @@ def test_a_store_that_cannot_write_still_reads(rig: DiskRig, store: StoreBase) -
     assert store.put_many(ITEMS[2:4]) == [True, True]
 
 
+def test_a_folder_that_nobody_may_write_to_still_gives_what_it_has(
+    rig: DiskRig, store: StoreBase
+) -> None:
+    store.put_many(ITEMS[:2])
+    folders = [rig.folder, *(path for path in rig.folder.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o500)
+    if os.access(rig.folder, os.W_OK):
+        pytest.skip("this user may write everywhere")
+    rig.path(ADDRESSES[0]).chmod(0o400)
+    assert store.put_many(ITEMS[2:4]) == [False, False]
+    assert store.get_many(ADDRESSES[:3]) == [*VALUES[:2], None]
+    assert store.counters.errors == 1
+    for folder in folders:
+        folder.chmod(0o700)
+
+
 def test_a_write_that_fails_leaves_nothing_behind(rig: DiskRig, store: StoreBase) -> None:
     (rig.folder / ADDRESSES[0].hex()[0]).write_bytes(b"in the way")
     assert store.put_many(ITEMS[:1]) == [False]
