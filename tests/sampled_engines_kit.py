@@ -27,7 +27,7 @@ from pilotfish_workers.model.text import Text
 from pilotfish_workers.speculative.accept import Outcome
 from pilotfish_workers.speculative.sampler import Case
 from pilotfish_workers.verify import sessions
-from tests.engines_kit import LIMIT_SECONDS, Stage, until
+from tests.engines_kit import Stage, until
 from tests.system_law_kit import Samples
 from tests.worker_kit import MODEL
 
@@ -58,7 +58,7 @@ class HeldRunner(ModelRunner):
     go: threading.Event
 
     def verify(self, rows: Sequence[Rows], cases: Sequence[Case | None]) -> list[Outcome | None]:
-        assert self.go.wait(LIMIT_SECONDS), "the test did not let it go"
+        assert self.go.wait(RUN_SECONDS), "the test did not let it go"
         return super().verify(rows, cases)
 
 
@@ -140,13 +140,14 @@ class Bench:
             verifier.engine.add(sequence)
         for job in jobs:
             drafter.draft(job)
-        until(lambda: verifier.asking == {*jobs}, "all draft sessions ask to be opened")
+        until(lambda: verifier.asking == {*jobs}, "every session's first frame", RUN_SECONDS)
         target.go.set()
         first.result(RUN_SECONDS)
         samples = {}
         for kind, some in kinds.items():
             samples[kind] = Samples()
-            ended = [sequences[job].future.result(RUN_SECONDS) for job in some]
-            for output, summary in zip(stage.outputs([*some]), ended, strict=True):
-                samples[kind].add(output, summary)
+            for job in some:
+                sequences[job].future.result(RUN_SECONDS)
+            for job, output in zip(some, stage.outputs([*some]), strict=True):
+                samples[kind].add(output, stage.record(job))
         return samples

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,14 @@ Laws = list[NDArray[np.float64]]
 Structure = Callable[[Sequence[int]], Iterable[int]]
 
 
+class Counts(Protocol):
+    """What records and results of jobs say of their rounds."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+
+
 @dataclass(slots=True)
 class Samples:
     """What jobs of one kind have put out.
@@ -50,12 +58,12 @@ class Samples:
     drafted: int = 0
     accepted: int = 0
 
-    def add(self, output: list[int], summary: dict[str, Any]) -> None:
-        """Take in one job's output and what its task returned."""
+    def add(self, output: list[int], counts: Counts) -> None:
+        """Take in one job's output and its record or result."""
         self.outputs.append(output)
-        self.rounds += summary["rounds"]
-        self.drafted += summary["drafted"]
-        self.accepted += summary["accepted"]
+        self.rounds += counts.rounds
+        self.drafted += counts.drafted
+        self.accepted += counts.accepted
 
     @property
     def num_tokens(self) -> int:
@@ -170,6 +178,19 @@ class Reading:
         for row, before in zip(allowed, places, strict=True):
             row[list(self.structure(before))] = True
         return allowed
+
+
+def greedy(laws: Laws) -> Laws:
+    """All of the probability on the likeliest token."""
+    return [(law == law.max(-1, keepdims=True)).astype(float) for law in laws]
+
+
+def repeated(outputs: Sequence[Sequence[int]], laws: Laws) -> Laws:
+    """All of the probability on the token before."""
+    again = [np.zeros_like(law) for law in laws]
+    for output, law in zip(outputs, again, strict=True):
+        law[np.arange(1, len(output)), list(output[:-1])] = 1
+    return again
 
 
 def p_value(outputs: Sequence[Sequence[int]], laws: Laws, favours: Sequence[Laws]) -> float:

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -35,7 +34,7 @@ from pilotfish_workers.verify.sequence import Sequence as Active
 from pilotfish_workers.verify.sessions import Sessions
 from tests.law_kit import ALPHA
 from tests.sampled_engines_kit import PROMPT, Bench, Pair, load
-from tests.system_law_kit import Laws, Reference, Samples, evidence, p_value
+from tests.system_law_kit import Reference, Samples, evidence, greedy, p_value, repeated
 from tests.tiny_models import build_tiny
 
 pytestmark = pytest.mark.integration
@@ -192,19 +191,6 @@ class Judged:
 
     p_value: float
     missed: dict[str, float]
-
-
-def greedy(laws: Laws) -> Laws:
-    """All of the probability on the likeliest token."""
-    return [(law == law.max(-1, keepdims=True)).astype(float) for law in laws]
-
-
-def repeated(outputs: Sequence[Sequence[int]], laws: Laws) -> Laws:
-    """All of the probability on the token before."""
-    again = [np.zeros_like(law) for law in laws]
-    for output, law in zip(outputs, again, strict=True):
-        law[np.arange(1, len(output)), list(output[:-1])] = 1
-    return again
 
 
 @pytest.fixture(scope="module")
