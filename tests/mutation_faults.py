@@ -52,6 +52,7 @@ _TEXT = "tests/unit/test_verify_output_text.py"
 _PROPOSED = "tests/unit/test_verify_proposed_laws.py"
 _BY_LAW = "tests/unit/test_speculative_by_law.py"
 _SETTLING = "tests/unit/test_verify_settling.py"
+_SCHEDULER = "tests/unit/test_verify_scheduler.py"
 _DRAFT_SESSION = "tests/unit/test_draft_session.py"
 _DRAFT_SAMPLING = "tests/unit/test_draft_sampling.py"
 _RUNNER = "tests/unit/test_model_runner_sampling.py"
@@ -668,6 +669,13 @@ def _in_drafting() -> Iterator[Fault]:
         (f"{_DRAW}::test_coupled_draws_what_the_target_would_draw_of_the_same_logits",),
     )
     yield Fault(
+        "a drafter's counts outlive the tokens that a Sync takes back",
+        f"{_WORKERS}/draft/session.py",
+        "            self.draft.sampler.rewind()\n",
+        "            pass\n",
+        (_DRAFT_SESSION,),
+    )
+    yield Fault(
         "laws travel in the wrong order",
         f"{_WORKERS}/draft/session.py",
         "[law.to_bytes() for law in drafted.laws]",
@@ -706,6 +714,20 @@ def _in_stops() -> Iterator[Fault]:
         "is_searched = self._num_tokens >= self._min_tokens",
         "is_searched = True",
         (f"{_TEXT}::test_a_stop_string_complete_too_early_is_passed_over_and_the_next_one_counts",),
+    )
+    yield Fault(
+        "after a crash a stop string that had begun is forgotten",
+        file,
+        "self._take(self._strings, self._detokenizer.push(output), False)",
+        "self._detokenizer.push(output)",
+        (_ANY_ROUNDS,),
+    )
+    yield Fault(
+        "after a crash min_tokens is counted anew",
+        file,
+        "self._num_tokens = len(output)",
+        "self._num_tokens = 0",
+        (_ANY_ROUNDS,),
     )
     file = f"{_SPECULATIVE}/stops.py"
     yield Fault(
@@ -811,6 +833,17 @@ def _in_verifying() -> Iterator[Fault]:
         "if num_drafted and BAD_LOGITS in best[start : end - 1]:",
         "if num_drafted > len(best):",
         (f"{_RUNNER}::test_a_draft_that_breaks_the_model_fails_only_the_job_that_accepts_it",),
+    )
+    yield Fault(
+        "a proposal is dropped where blocks are short for all of it",
+        f"{_WORKERS}/verify/scheduler.py",
+        "            drafted = drafted[: max(0, self.tables.room(sequence) - tokens)]\n",
+        "            if len(drafted) > self.tables.room(sequence) - tokens:\n"
+        "                drafted = []\n",
+        (
+            f"{_SCHEDULER}"
+            "::test_whether_a_draft_is_judged_in_a_full_pool_does_not_depend_on_those_behind_it",
+        ),
     )
     yield Fault(
         "a seed does not choose coupled",
