@@ -13,6 +13,8 @@ from pilotfish_broker.errors import InvalidRequest
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.sampling import SamplingParams
 
+MOST_PROMPT_LOGPROBS = 1 << 18  # some 5 MB in one entry of a stream
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
@@ -74,6 +76,23 @@ def check_params(params: SamplingParams, vocabulary_size: int) -> None:
                 f"{vocabulary_size}",
                 field=name,
             )
+
+
+def check_prompt_logprobs(params: SamplingParams, num_prompt: int) -> None:
+    """Check that a prompt's log-probabilities are of a size that one entry can hold.
+
+    Raises:
+        InvalidRequest: there would be too many.
+    """
+    if params.prompt_logprobs is None:
+        return
+    count = num_prompt * (1 + params.prompt_logprobs)
+    if count > MOST_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs {params.prompt_logprobs} of {num_prompt} prompt tokens are {count} "
+            f"numbers, and {MOST_PROMPT_LOGPROBS} is the most: ask for fewer, or a shorter prompt",
+            field="prompt_logprobs",
+        )
 
 
 def write_model(client: Redis, keys: Keys, record: ModelRecord, vocabulary: list[str]) -> None:

@@ -57,8 +57,11 @@ class Entry:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
     @classmethod
-    def from_fields(cls, fields: Mapping[bytes, bytes]) -> Entry:
+    def from_fields(cls, fields: Mapping[bytes, bytes], *, details: bool = True) -> Entry:
         """An entry from its fields.
+
+        Args:
+            details: decode its log-probabilities; a long prompt's take seconds.
 
         Raises:
             ValueError: they are no entry's.
@@ -72,12 +75,12 @@ class Entry:
             text=fields.get(b"x", b"").decode(),
             end=Status(end.decode()) if end is not None else None,
         )
-        if b"l" in fields:
+        if details and b"l" in fields:
             entry.logprobs.extend(unpack_logprobs(fields[b"l"]))
             if len(entry.logprobs) != len(entry.tokens):
                 raise ValueError(
                     f"{len(entry.tokens)} tokens with {len(entry.logprobs)} log-probabilities"
                 )
-        if b"m" in fields:
+        if details and b"m" in fields:
             entry.prompt_logprobs.extend([None, *unpack_logprobs(fields[b"m"])])
         return entry

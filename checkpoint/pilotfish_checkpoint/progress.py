@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pilotfish_broker.connection import Redis
-from pilotfish_broker.errors import DecodeError, JobError
+from pilotfish_broker.errors import JobError
 from pilotfish_broker.keys import Keys
 from pilotfish_broker.records import JobRecord, JobRecords
 from pilotfish_broker.stream import Entry
@@ -29,7 +29,7 @@ class Progress:
 
 
 def read_progress(client: Redis, keys: Keys, records: JobRecords, job: str) -> Progress:
-    """Record and committed output of a job.
+    """Record and committed output of a job; its log-probabilities are for clients alone.
 
     Raises:
         JobNotFound: there is no such job.
@@ -39,8 +39,8 @@ def read_progress(client: Redis, keys: Keys, records: JobRecords, job: str) -> P
     output: list[int] = []
     for _, fields in client.xrange(keys.tokens(job)):
         try:
-            entry = Entry.from_fields(fields)
-        except (ValueError, DecodeError) as error:  # UnicodeDecodeError too
+            entry = Entry.from_fields(fields, details=False)
+        except ValueError as error:  # UnicodeDecodeError too
             message = f"token stream cannot be read from position {len(output)} on: {error}"
             raise ProgressDamaged(job, message) from error
         if entry.end is not None:

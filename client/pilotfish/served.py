@@ -9,6 +9,7 @@ from pilotfish_broker.errors import UnknownModel
 from pilotfish_broker.models import (
     ModelRecord,
     check_params,
+    check_prompt_logprobs,
     check_token_ids,
     list_models,
     read_model,
@@ -88,11 +89,13 @@ def check_request(prompt: Prompt, params: SamplingParams, record: ModelRecord) -
     """Check the token ids of a request against the model; a prompt of another kind passes.
 
     Raises:
-        InvalidRequest: an id that the model does not have, or no room for an output token.
+        InvalidRequest: an id that the model does not have, no room for an output token, or more
+            log-probabilities of the prompt than can be kept.
     """
     check_params(params, record.vocabulary_size)
     if isinstance(prompt, str) or not isinstance(prompt[0], int):
         return
+    check_prompt_logprobs(params, len(prompt))
     check_token_ids(
         [token for token in prompt if isinstance(token, int)],
         context_length=record.context_length,

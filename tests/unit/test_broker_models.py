@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from pilotfish_broker.errors import InvalidRequest
-from pilotfish_broker.models import check_params, check_token_ids
+from pilotfish_broker.models import (
+    MOST_PROMPT_LOGPROBS,
+    check_params,
+    check_prompt_logprobs,
+    check_token_ids,
+)
 from pilotfish_broker.sampling import SamplingParams
 
 
@@ -57,3 +62,13 @@ def test_ids_in_parameters_that_the_model_has_not_are_refused_by_name(
 
 def test_parameters_that_name_no_token_suit_every_model() -> None:
     check_params(SamplingParams(bad_words=("a text",), stop=("b",)), 1)
+
+
+def test_a_prompts_log_probabilities_fit_into_one_entry_or_are_refused() -> None:
+    params = SamplingParams(prompt_logprobs=3)
+    most = MOST_PROMPT_LOGPROBS // 4
+    check_prompt_logprobs(params, most)
+    check_prompt_logprobs(SamplingParams(), 10 * most)
+    with pytest.raises(InvalidRequest, match="ask for fewer") as refused:
+        check_prompt_logprobs(params, most + 1)
+    assert refused.value.field == "prompt_logprobs"

@@ -22,7 +22,13 @@ from pilotfish_broker.errors import (
 )
 from pilotfish_broker.inbox import InboxReader
 from pilotfish_broker.leases import live_workers
-from pilotfish_broker.models import ModelRecord, check_params, check_token_ids, write_model
+from pilotfish_broker.models import (
+    ModelRecord,
+    check_params,
+    check_prompt_logprobs,
+    check_token_ids,
+    write_model,
+)
 from pilotfish_broker.ownership import Ending, Ownership, Tail
 from pilotfish_broker.records import JobRecords
 from pilotfish_broker.settings import Settings
@@ -215,6 +221,7 @@ class VerifyWorker(Worker):
             prompt = self._encode(record.spec.prompt)
         check_token_ids(prompt, context_length=info.context_length, vocabulary_size=info.vocab_size)
         check_params(record.spec.params, info.vocab_size)
+        check_prompt_logprobs(record.spec.params, len(prompt))
         if info.path.startswith(simulated.PREFIX):
             refuse_sampling(record.spec.params)
         match self._ownership.admit(job, epoch, prompt, info.fingerprint):
