@@ -79,13 +79,14 @@ def greedy(**values: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": NUM_TOKENS, "ignore_eos": True} | values)
 
 
-# They stand in the greedy output without parameters.
+# They stand in the greedy output without parameters. Penalties choose among few tokens, so that
+# these come again within a round.
 BAD_WORDS = ((23,), (165, 41), (17, 273, 270))
 GREEDY = {
     "nothing": greedy(),
-    "repetition": greedy(repetition_penalty=1.3),
-    "frequency": greedy(frequency_penalty=0.7),
-    "presence": greedy(presence_penalty=1.5),
+    "repetition": greedy(repetition_penalty=1.8, allowed_token_ids=tuple(range(100, 130))),
+    "frequency": greedy(frequency_penalty=1.2, allowed_token_ids=tuple(range(100, 108))),
+    "presence": greedy(presence_penalty=2.0, allowed_token_ids=tuple(range(100, 130))),
     "bias": greedy(logit_bias={70: 4, 71: 3, 72: -100}),
     "min-tokens": greedy(min_tokens=40, ignore_eos=False, logit_bias={EOS: 30}),
     "allowed": greedy(allowed_token_ids=tuple(range(60, 100))),
