@@ -44,9 +44,10 @@ from tests.tiny_models import build_tiny, build_tokenizer
 CONTEXT, POOL, LONG_PROMPT = 2048, 8192, 1900  # the pool holds four such prompts
 EOS, POISON, WRONG = 0, 196, 201
 VOCABULARY = 288
-NUM_TOKENS, LONGEST = 80, 160
+NUM_TOKENS, LONGEST = 80, 130
 TRIES = 4
 SPECULATIONS: tuple[str | int, ...] = ("off", 4, 8)
+LONG_RUNS = ("stop-one", "stop-several", "stop-inside", "token")  # run with the largest K too
 TOLERANCE = 1e-4
 PROMPT = [5, 70, 71, 72, 73, 74, 75, 76, 70, 71, 72, 77, 78, 79, 80, 81, 82, 83, 84, 85]
 ODD_PROMPT = [WRONG, *PROMPT[1:10], WRONG, *PROMPT[11:]]
@@ -223,8 +224,8 @@ class Story:
 
 def stops(story: Story) -> dict[str, SamplingParams]:
     """Ways to end the story."""
-    number, text = story.find(100, 7)
-    _, other = story.find(125, 5)
+    number, text = story.find(70, 7)
+    _, other = story.find(95, 5)
     token, place = story.latest()
     begun = tuple(f"{story.after[-1][place : place + 4]}zz" for place in range(40, 200, 9))
     cases: dict[str, dict[str, Any]] = {
@@ -232,7 +233,7 @@ def stops(story: Story) -> dict[str, SamplingParams]:
         "stop-several": {"stop": [other, "zebra", text, other + "z"]},
         "stop-longest": {"stop": [text[2:], text, text[1:]]},
         "stop-included": {"stop": [text[2:], text], "include_stop_str_in_output": True},
-        "stop-inside": {"stop": story.inside(90)},
+        "stop-inside": {"stop": story.inside(70)},
         "stop-begun": {"stop": begun},
         "stop-late": {"stop": [story.after[-1][20:23], other], "min_tokens": number},
         "stop-just": {"stop": [text, other], "min_tokens": number},
@@ -333,7 +334,7 @@ class Served:
         jobs = {
             f"{name}-{k}": (prompt, replace(params, speculation=k))
             for name, (prompt, params) in cases.items()
-            for k in (SPECULATIONS if name in self.stops else SPECULATIONS[:2])
+            for k in (SPECULATIONS if name in LONG_RUNS else SPECULATIONS[:2])
         }
         for name, (prompt, params, _) in FAILING.items():
             jobs[name] = (prompt, replace(params, speculation=4))
@@ -413,12 +414,12 @@ def test_stops_are_found_across_rounds_and_in_the_middle_of_them(served: Served)
     across = within = whole = 0
     for name, params in served.stops.items():
         is_stopped = served.story.wanted(params).reason == "stop"
-        for speculation in (4, 8):
+        for speculation in (4, 8) if name in LONG_RUNS else (4,):
             rounds = [len(c.token_ids) for c in served.chunks[f"{name}-{speculation}"]]
             assert max(rounds) <= 1 + speculation
             whole += max(rounds) == 1 + speculation
             # shorter than the shortest stop string, and not to the end of what was accepted
-            across += is_stopped and name.startswith("stop") and rounds[-1] < 4
+            across += is_stopped and name.startswith("stop") and rounds[-1] < 3
             within += is_stopped and 1 < rounds[-1] <= speculation
     assert across > 0
     assert within > 0
