@@ -169,7 +169,9 @@ class ModelSource:
     def _make_room(self, memory: _Memory, num_tokens: int) -> bool:
         """Grow a block table, at the cost of drafts that were not used for longest."""
         pool = self._model.pool
-        need = max(0, pool.num_blocks_for(num_tokens) - len(memory.blocks))
+        need = pool.num_blocks_for(num_tokens) - len(memory.blocks)
+        if need <= 0:
+            return True
         idle = sorted(
             (entry for entry in self._live.values() if entry[1].last_used < self._clock),
             key=lambda entry: entry[1].last_used,
