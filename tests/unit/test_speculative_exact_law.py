@@ -253,7 +253,7 @@ FAULTS: dict[str, Engine] = {
         "softmax of a greedy draft": Unfiltered(TARGET, DRAFTER, params_of(rule), SamplingParams()),
         "q before the filters": Unfiltered(TARGET, DRAFTER, params_of(rule, **FILTERED)),
         "p before the filters": Raw(TARGET, DRAFTER, params_of(rule, **FILTERED)),
-        "foreign token cut": Cut(TARGET, LARGER_DRAFTER, params_of(rule)),
+        "foreign token cut": Cut(TARGET, LARGER_DRAFTER, params_of(rule), ks=(3, 2)),
         "unlikely token cut": Choosy(TARGET, DRAFTER, params_of(rule)),
         "coin of the draw": Engine(TARGET, DRAFTER, params_of(rule), coins=SharedCoin),
         "one coin for all tokens": Engine(TARGET, DRAFTER, params_of(rule), coins=OneTokenCoin),
