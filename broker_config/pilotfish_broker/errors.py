@@ -67,6 +67,10 @@ class JobError(PilotfishError):
         super().__init__(message)
         self.job_id = job_id
 
+    def __reduce__(self) -> tuple[type[JobError], tuple[str, str]]:
+        # Celery replaces an exception that cannot be pickled, and then logs it as unexpected
+        return type(self), (self.job_id, str(self))
+
 
 class JobNotFound(JobError):
     """There is no record of that job: the id is wrong, or its results have expired."""
@@ -98,6 +102,9 @@ class DecodeError(PilotfishError):
     def __init__(self, message: str, raw: bytes) -> None:
         super().__init__(message)
         self.raw = raw
+
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, bytes]]:
+        return type(self), (str(self), self.raw)
 
 
 class Fenced(PilotfishError):

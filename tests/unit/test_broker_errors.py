@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 
 import pytest
 
 from pilotfish_broker import errors
-from pilotfish_broker.errors import DecodeError, InvalidRequest, JobError, PilotfishError
+from pilotfish_broker.errors import (
+    DecodeError,
+    InvalidRequest,
+    JobError,
+    JobFailed,
+    PilotfishError,
+)
 
 
 def drawn_tree() -> dict[str, str | None]:
@@ -47,3 +54,17 @@ def test_errors_keep_what_a_handler_needs() -> None:
     assert InvalidRequest("no").field is None
     assert JobError("id", "no").job_id == "id"
     assert DecodeError("no", b"raw").raw == b"raw"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequest("no", field="prompt"), JobFailed("id", "no"), DecodeError("no", b"raw")],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_travel_between_processes(error: PilotfishError) -> None:
+    """Celery puts a base class in the place of an exception that cannot be pickled, so that a
+    task's `throws` does not know it any more."""
+    arrived = pickle.loads(pickle.dumps(error))
+    assert type(arrived) is type(error)
+    assert str(arrived) == "no"
+    assert vars(arrived) == vars(error)
