@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 FILE = "witness.json"
 
@@ -17,6 +18,12 @@ class Witness:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._failure: list[str] = []
+
+    def pytest_collection(self) -> None:
+        # that there is a counterexample will do, it need not be a small one
+        brief = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutation", parent=settings(), phases=brief)
+        settings.load_profile("mutation")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self._failure:
