@@ -86,7 +86,7 @@ class RedisStore(StoreBase):
     def _write(self, items: Sequence[tuple[bytes, bytes]]) -> Generator[int, None, None]:
         sizes = {index: len(value) for index, (_, value) in enumerate(items)}
         for part in _chunks(sizes):
-            if not self._has_room(sum(sizes[index] for index in part)):
+            if not self._has_room([sizes[index] for index in part]):
                 return
             pipe = self._client.pipeline(transaction=False)
             for index in part:
@@ -130,11 +130,12 @@ class RedisStore(StoreBase):
             self._note(error)
         return [None if isinstance(reply, Exception) else reply for reply in replies]
 
-    def _has_room(self, size: int) -> bool:
-        """Whether the server may take values of `size` bytes; one more round trip a chunk."""
+    def _has_room(self, sizes: Sequence[int]) -> bool:
+        """Whether the server may take values of these sizes; one more round trip a chunk."""
         memory = self._client.info("memory")
-        # an allocator that rounds up takes a quarter more at worst
-        return int(memory["used_memory"]) + size + size // 4 <= self._limit(memory)
+        # it keeps a buffer as large as the largest, and its allocator may round up by a quarter
+        needed = (sum(sizes) + max(sizes)) * 5 // 4
+        return int(memory["used_memory"]) + needed <= self._limit(memory)
 
     def _limit(self, memory: dict[str, Any]) -> int:
         """How much memory the server may use before we leave it alone."""
