@@ -6,9 +6,10 @@ Imports neither torch nor transformers.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from pilotfish_broker.errors import InvalidRequest
+from pilotfish_workers.model.grammar_multiples import MOST_REMAINDERS, json_at, large_multiple
 
 __all__ = ["reason", "to_lark"]
 
@@ -44,6 +45,7 @@ def to_lark(field: str, source: str) -> str:
         InvalidRequest: what llguidance would take in another sense, or not refuse clearly.
     """
     if field == "json_schema":
+        _refuse_large_multiples("JSON schema", field, json_at(source))
         return f"start: %json {source}{_NO_FORCING}"
     if field == "regex":
         return f"start: {_expression(source)}{_NO_FORCING}"
@@ -51,7 +53,20 @@ def to_lark(field: str, source: str) -> str:
         if found.lastgroup is not None:
             told = _REFUSED[found.lastgroup].format(found[0])
             raise InvalidRequest(f"this grammar cannot be used: {told}", field="grammar")
+    for part in source.split("%json")[1:]:
+        _refuse_large_multiples("grammar", field, json_at(part))
     return source + _NO_FORCING
+
+
+def _refuse_large_multiples(name: str, field: str, schema: Any) -> None:
+    multiple = large_multiple(schema)
+    if multiple is not None:
+        raise InvalidRequest(
+            f"this {name} cannot be used: a number would have to be a multiple of {multiple:f}, "
+            f"which takes too long to follow; {MOST_REMAINDERS} is the most, or two digits and "
+            "zeros",
+            field=field,
+        )
 
 
 def _expression(source: str) -> str:
