@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -22,6 +25,7 @@ from pilotfish_checkpoint.progress import read_progress
 from pilotfish_workers.simulated import SimulatedModel
 from pilotfish_workers.verify.worker import NotMine, VerifyWorker
 from tests.engines_kit import LIMIT_SECONDS, until
+from tests.tiny_models import build_tiny
 from tests.worker_kit import plain
 
 pytestmark = pytest.mark.integration
@@ -32,9 +36,9 @@ TARGET = "simulated:pass_ms=1,vocab=300,context=64"
 class Desk:
     """A worker whose engine runs, and the records it works on."""
 
-    def __init__(self, client: Any, keys: Keys, url: str) -> None:
+    def __init__(self, client: Any, keys: Keys, url: str, target: str = TARGET) -> None:
         self.client, self.keys = client, keys
-        self.settings = Settings.from_env({}, broker_url=url, model="m", target=TARGET)
+        self.settings = Settings.from_env({}, broker_url=url, model="m", target=target)
         self.worker = VerifyWorker(self.settings, make_app(self.settings))
         self.worker.open()
         self.worker.engine.start()
@@ -53,14 +57,19 @@ class Desk:
         return read_progress(self.client, self.keys, self.records, job).output
 
 
-@pytest.fixture
-def desk(redis_client: Any, keys: Keys, redis_url: str) -> Iterator[Desk]:
-    desk = Desk(redis_client, keys, redis_url)
+@contextmanager
+def serving(desk: Desk) -> Iterator[Desk]:
     yield desk
     desk.worker.engine.stop()
     desk.worker.engine.join(LIMIT_SECONDS)
     assert not desk.worker.engine.is_alive
     assert desk.worker.held() == {}
+
+
+@pytest.fixture
+def desk(redis_client: Any, keys: Keys, redis_url: str) -> Iterator[Desk]:
+    with serving(Desk(redis_client, keys, redis_url)) as desk:
+        yield desk
 
 
 def test_text_chat_and_ids_are_served_and_summarised(desk: Desk) -> None:
@@ -223,3 +232,23 @@ def test_a_job_that_was_drained_is_queued_again_with_what_it_has(desk: Desk) -> 
     output = desk.output("j")
     assert output == plain(SimulatedModel(TARGET), [1, 2], 60)[: len(output)]
     assert len(output) == record.committed < 60
+
+
+@pytest.mark.slow
+def test_a_grammar_that_takes_long_to_compile_keeps_no_other_job_waiting(
+    redis_client: Any, keys: Keys, redis_url: str, tmp_path: Path
+) -> None:
+    target = str(build_tiny(tmp_path, "llama"))
+    with (
+        serving(Desk(redis_client, keys, redis_url, target)) as desk,
+        ThreadPoolExecutor() as slots,
+    ):
+        desk.submit("first", "a", regex="a", max_tokens=4)  # reads the vocabulary
+        desk.worker.run("first")
+        desk.submit("slow", "a", regex="a?" * 12_000)
+        desk.submit("text", "a", bad_words=["b"], max_tokens=4)
+        slow = slots.submit(desk.worker.run, "slow")
+        until(lambda: "grammar" in {thread.name for thread in threading.enumerate()}, "compiling")
+        assert desk.worker.run("text")["tokens"] == 4
+        assert not slow.done()
+        assert slow.result(LIMIT_SECONDS)["finish_reason"] == "stop"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +57,6 @@ class DraftWorker(Worker):
         super().__init__(settings, app)
         self._tokens: Tokens | None = None
         self._info: ModelInfo | None = None
-        self._text_lock = threading.Lock()  # fast tokenizers refuse to be used by two threads
         self._compared: dict[str, str] = {}  # target's tokenizer fingerprint → refusal, or ""
         self._look = Every(LOOK_SECONDS)
 
@@ -129,15 +127,14 @@ class DraftWorker(Worker):
         """What draws as the job asks for; None where no model draws."""
         if self._info is None:
             return None
-        with self._text_lock:
-            return draft_sampler(
-                record.spec,
-                job=record.id,
-                tokens=tokens,
-                num_prompt=num_prompt,
-                info=self._info,
-                words=self._tokens,
-            )
+        return draft_sampler(
+            record.spec,
+            job=record.id,
+            tokens=tokens,
+            num_prompt=num_prompt,
+            info=self._info,
+            words=self._tokens,
+        )
 
     def _refusal(self) -> str:
         """Why this worker cannot draft for the target that is served now; "" when it can."""

@@ -73,6 +73,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_ids = sorted({token for token in eos_ids if 0 <= token < vocab_size})
         self._lock = threading.Lock()
+        self._compiling = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
 
     def compile(self, params: SamplingParams) -> GrammarConstraint | None:
@@ -94,7 +95,8 @@ class Grammars:
     def _compile(self, field: str, source: str) -> GrammarConstraint:
         lark = to_lark(field, source)
         vocabulary = self._ready(field)
-        made = GrammarConstraint(vocabulary, lambda: _build(field, lark, vocabulary.tokenizer))
+        with self._compiling:  # one may take a gigabyte
+            made = GrammarConstraint(vocabulary, lambda: _build(field, lark, vocabulary.tokenizer))
         if not made.masks([], []).any():
             raise _refusal(field, made.trouble)
         return made

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,9 +27,13 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Text:
-    """The tokenizer of one model folder or hub id. No code that comes with it is run."""
+    """The tokenizer of one model folder or hub id. No code that comes with it is run.
+
+    Threads may share it.
+    """
 
     def __init__(self, path: str) -> None:
+        self._lock = threading.Lock()  # fast tokenizers refuse to encode for two threads at once
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
             self._vocabulary = _vocabulary_of(self._tokenizer)
@@ -59,10 +64,9 @@ class Text:
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer adds by itself."""
         try:
-            ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]
+            return self._ids(text)
         except (ValueError, TypeError, UnicodeError) as error:
             raise TextError(f"cannot tokenize the prompt: {error}") from error
-        return ids
 
     def chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of a conversation in the model's own template, up to where it answers.
@@ -72,9 +76,10 @@ class Text:
         if not getattr(self._tokenizer, "chat_template", None):
             raise TextError("this model has no chat template: send a prompt instead of messages")
         try:
-            ids: list[int] = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            with self._lock:
+                ids: list[int] = self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=True, return_dict=False
+                )
         except Exception as error:  # a template is a program and may raise anything
             raise TextError(f"the model's chat template failed: {error}") from error
         return ids
@@ -116,7 +121,7 @@ class Text:
         found: dict[tuple[int, ...], None] = {}  # an ordered set
         for text in (bare, f" {bare}") if bare else (word,):
             try:
-                ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+                ids = self._ids(text, add_special_tokens=False)
             except (ValueError, TypeError, UnicodeError) as error:
                 raise TextError(f"cannot tokenize the word {word!r}: {error}") from error
             if ids:
@@ -137,6 +142,12 @@ class Text:
         grammars = Grammars(self, self._is_hidden, vocab_size=vocab_size, eos_ids=eos_ids)
         # the first of several threads wins, since its tree of tokens is expensive
         return self._grammars.setdefault((vocab_size, tuple(eos_ids)), grammars).compile(params)
+
+    def _ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        with self._lock:
+            encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+        ids: list[int] = encoded["input_ids"]
+        return ids
 
     def _inside(self, token_id: int) -> bytes:
         """What a decoder that is not byte-level makes of one token behind another."""

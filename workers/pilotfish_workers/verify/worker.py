@@ -67,7 +67,6 @@ class VerifyWorker(Worker):
         self._door = threading.Lock()
         self._here: set[str] = set()  # jobs that a slot's thread is busy with
         self._held: dict[str, int] = {}
-        self._text_lock = threading.Lock()  # fast tokenizers refuse to be used by two threads
         self._drafters: set[str] = set()
         self._look = Every(LOOK_FOR_DRAFTERS_SECONDS)
 
@@ -233,17 +232,16 @@ class VerifyWorker(Worker):
                     f"{self.model_name}; submit it again"
                 )
         params, tokens = record.spec.params, prompt + progress.output
-        with self._text_lock:
-            sampler = build_sampler(
-                params,
-                job=job,
-                sample=record.spec.sample,
-                tokens=tokens,
-                num_prompt=len(prompt),
-                eos_ids=info.eos_ids,
-                vocab_size=info.vocab_size,
-                words=self._text,
-            )
+        sampler = build_sampler(
+            params,
+            job=job,
+            sample=record.spec.sample,
+            tokens=tokens,
+            num_prompt=len(prompt),
+            eos_ids=info.eos_ids,
+            vocab_size=info.vocab_size,
+            words=self._text,
+        )
         sampler.masks(())  # a grammar follows resumed output here, where it fails this job alone
         output = OutputText(
             self._text.detokenizer(),
@@ -270,11 +268,10 @@ class VerifyWorker(Worker):
         return prompt if isinstance(prompt, str) else self._text.decode(ids)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        with self._text_lock:
-            if isinstance(prompt, str):
-                return self._text.encode(prompt)
-            if prompt and isinstance(prompt[0], dict):
-                return self._text.chat(prompt)
+        if isinstance(prompt, str):
+            return self._text.encode(prompt)
+        if prompt and isinstance(prompt[0], dict):
+            return self._text.chat(prompt)
         return prompt  # type: ignore[return-value]
 
     # --- engine and housekeeping ---------------------------------------------------------------
