@@ -113,6 +113,20 @@ def test_a_damaged_job_fails_for_good_instead_of_coming_back_for_ever(desk: Desk
         desk.worker.run("j")
 
 
+@pytest.mark.parametrize("output", [[7, 300], [7, 2**32 - 1], [7] * 4, [7] * 9])
+def test_output_that_the_job_cannot_have_fails_it_before_the_engine_sees_it(
+    desk: Desk, output: list[int]
+) -> None:
+    desk.submit("j", [1, 2], max_tokens=4)
+    desk.client.hset(desk.keys.job("j"), "committed", len(output))
+    desk.client.xadd(desk.keys.tokens("j"), {"p": 0, "t": pack_ids(output), "o": 0, "x": ""})
+    with pytest.raises(JobFailed, match="cannot have written"):
+        desk.worker.run("j")
+    assert desk.record("j").status is Status.FAILED
+    desk.submit("other", [1, 2], max_tokens=4)
+    assert desk.worker.run("other")["tokens"] == 4
+
+
 def test_the_longest_prompt_that_leaves_room_gets_what_room_there_is(desk: Desk) -> None:
     desk.submit("j", [1] * 60, max_tokens=1000)
     assert desk.worker.run("j")["tokens"] == 4

@@ -33,7 +33,7 @@ from pilotfish_broker.ownership import Ending, Ownership, Tail
 from pilotfish_broker.records import JobRecords
 from pilotfish_broker.settings import Settings
 from pilotfish_broker.spec import Prompt, Status
-from pilotfish_checkpoint.progress import read_progress
+from pilotfish_checkpoint.progress import ProgressDamaged, read_progress
 from pilotfish_workers import simulated
 from pilotfish_workers.loading import load
 from pilotfish_workers.loop import Every
@@ -232,6 +232,12 @@ class VerifyWorker(Worker):
                     f"{self.model_name}; submit it again"
                 )
         params, tokens = record.spec.params, prompt + progress.output
+        limit = min(params.max_tokens, info.context_length - len(prompt))
+        if len(progress.output) >= limit or max(progress.output, default=0) >= info.vocab_size:
+            # the engine would meet it in a pass, among other jobs
+            raise ProgressDamaged(
+                job, "the token stream holds what this job cannot have written; submit it again"
+            )
         sampler = build_sampler(
             params,
             job=job,
@@ -259,7 +265,7 @@ class VerifyWorker(Worker):
             sampler=sampler,
             output=output,
             token_bytes=self._text.token_bytes,
-            limit=min(params.max_tokens, info.context_length - len(prompt)),
+            limit=limit,
             digest=extend(0, tokens),
             draft_length=DraftLength(self.settings.speculation if chosen == "auto" else chosen),
         )
